@@ -2,8 +2,9 @@
 //! the same run and taking turns, on kernel file systems.
 //!
 //! Each run of a side has a fresh file system. Between writing and reading it is unmounted,
-//! which brings everything to the devices, and mounted again, so that reads are cold: on image
-//! files sync(2) would not reach a FUSE daemon.
+//! which brings everything to the devices, and mounted again: on image files sync(2) would not
+//! reach a FUSE daemon. Then, untimed, the kernel drops what it has cached, pages of image files included, so
+//! that reads are cold on all sides; but images in memory (a tmpfs) stay there.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -104,7 +105,13 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
         }
     }
     let report = Report::new("files", rows(options, &sides), Vec::new());
-    Ok(report.with_notes(crate::target::notes(&options.against)))
+    let warm = matches!(options.storage, Storage::Memory | Storage::Loop(None));
+    let warm = warm.then(|| {
+        "images are in memory: reads after the remount find them there, on all sides".to_owned()
+    });
+    Ok(report
+        .with_notes(crate::target::notes(&options.against))
+        .with_notes(warm))
 }
 
 /// The seconds of each phase on a fresh file system.
@@ -114,7 +121,10 @@ fn one_run(options: &Options, place: &Place, side: &mut Side) -> Result<Vec<f64>
             let files = options.files() + options.folders() + 10_000;
             let mut mount = KernelMount::make(*kernel, place, files)?;
             let mnt = mount.path().to_owned();
-            let seconds = phases(&mnt, options, &mut || mount.remount(place))?;
+            let seconds = phases(&mnt, options, &mut |step| match step {
+                Step::Remount => mount.remount(place),
+                Step::Forget => mount.forget(place),
+            })?;
             mount.close()?;
             Ok(seconds)
         }
@@ -122,9 +132,12 @@ fn one_run(options: &Options, place: &Place, side: &mut Side) -> Result<Vec<f64>
             let mut mount = SheafMount::make(&options.sheaf, place, &options.options)?;
             let mnt = mount.path().to_owned();
             let mut peak = side.peak;
-            let seconds = phases(&mnt, options, &mut || {
-                peak = peak.max(mount.peak_bytes());
-                mount.remount()
+            let seconds = phases(&mnt, options, &mut |step| match step {
+                Step::Remount => {
+                    peak = peak.max(mount.peak_bytes());
+                    mount.remount()
+                }
+                Step::Forget => mount.forget(place),
             })?;
             side.peak = peak.max(mount.peak_bytes());
             mount.close()?;
@@ -133,11 +146,19 @@ fn one_run(options: &Options, place: &Place, side: &mut Side) -> Result<Vec<f64>
     }
 }
 
-/// Runs the phases, with `remount` between writing and reading.
+/// What happens between writing and reading.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Remount,
+    /// Not timed.
+    Forget,
+}
+
+/// Runs the phases, with both steps between writing and reading.
 fn phases(
     mnt: &Path,
     options: &Options,
-    remount: &mut dyn FnMut() -> Result<(), Error>,
+    between: &mut dyn FnMut(Step) -> Result<(), Error>,
 ) -> Result<Vec<f64>, Error> {
     let clock = Clock::real();
     let mut seconds = Vec::new();
@@ -145,13 +166,16 @@ fn phases(
         let start = clock.monotonic_ns();
         match phase {
             "create" => in_folders(mnt, options, create)?,
-            "remount" => remount()?,
+            "remount" => between(Step::Remount)?,
             "list" => in_folders(mnt, options, list)?,
             "stat" => in_folders(mnt, options, stat)?,
             "read" => in_folders(mnt, options, read)?,
             _ => in_folders(mnt, options, remove)?,
         }
         seconds.push((clock.monotonic_ns() - start) as f64 / 1e9);
+        if phase == "remount" {
+            between(Step::Forget)?;
+        }
     }
     Ok(seconds)
 }
@@ -263,14 +287,14 @@ mod tests {
     #[test]
     fn every_phase_runs_in_a_folder() {
         let dir = tempfile::tempdir().unwrap();
-        let mut remounts = 0;
-        let mut remount = || {
-            remounts += 1;
+        let mut steps = Vec::new();
+        let mut between = |step| {
+            steps.push(step);
             Ok(())
         };
-        let seconds = phases(dir.path(), &options(), &mut remount).unwrap();
+        let seconds = phases(dir.path(), &options(), &mut between).unwrap();
         assert_eq!(seconds.len(), PHASES.len());
-        assert_eq!(remounts, 1);
+        assert_eq!(steps, [Step::Remount, Step::Forget]);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 

@@ -29,8 +29,6 @@ const FILE_BYTES: u64 = 1536;
 /// With so many the bar holds: Sheaf no slower than ext4.
 const BAR_FILES: u64 = 1_000_000;
 const FOLDER: &str = "folder";
-/// Has the kernel drop clean pages, inodes and names.
-const DROP_CACHES: &str = "/proc/sys/vm/drop_caches";
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -112,7 +110,7 @@ fn one_run(options: &Options, place: &Place, target: &Target) -> Result<[f64; 2]
             let folder = mount.path().join(FOLDER);
             let seconds = ways(options.count, &folder, &mut || {
                 mount.remount(place)?;
-                drop_caches()
+                mount.forget(place)
             })?;
             mount.close()?;
             Ok(seconds)
@@ -122,17 +120,12 @@ fn one_run(options: &Options, place: &Place, target: &Target) -> Result<[f64; 2]
             let folder = mount.path().join(FOLDER);
             let seconds = ways(options.count, &folder, &mut || {
                 mount.remount()?;
-                drop_caches()
+                mount.forget(place)
             })?;
             mount.close()?;
             Ok(seconds)
         }
     }
-}
-
-fn drop_caches() -> Result<(), Error> {
-    let path = Path::new(DROP_CACHES);
-    fs::write(path, "3").map_err(|e| Error::io(path, e))
 }
 
 /// Fills a folder and lists it in both ways, with `remount` before each.

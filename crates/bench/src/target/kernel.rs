@@ -236,6 +236,11 @@ impl KernelMount {
         self.mount(place.bytes())
     }
 
+    /// What was read of it, or of what is below, is read again.
+    pub fn forget(&self, place: &Place) -> Result<(), Error> {
+        place.forget(&self.devices)
+    }
+
     fn unmount(&mut self) -> Result<(), Error> {
         unmount(&self.mnt, UnmountFlags::empty())?;
         self.mounted = false;

@@ -12,6 +12,7 @@ use std::io::{Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rustix::fs::{Advice, fadvise};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use super::disk::{self, Disk};
@@ -19,6 +20,8 @@ use crate::Error;
 
 /// Image files that hold a Sheaf file system.
 const IMAGES: u64 = 4;
+/// Has the kernel drop clean pages, inodes and names.
+const DROP_CACHES: &str = "/proc/sys/vm/drop_caches";
 const SHARED_MEMORY: &str = "/dev/shm";
 /// Bytes at either end of a device where file systems put what they are known by.
 const SIGNATURES: u64 = 1 << 20;
@@ -92,6 +95,8 @@ pub struct Place {
     devices: Vec<PathBuf>,
     /// The loop device that they are stays as long as somebody has it open.
     attached: Vec<File>,
+    /// Files below those.
+    below: Vec<PathBuf>,
     /// Files below devices of which every block was written, and stays so.
     written: Vec<PathBuf>,
     /// Size of a side's storage in all.
@@ -157,6 +162,7 @@ impl Place {
             covered: false,
             devices: Vec::new(),
             attached: Vec::new(),
+            below: Vec::new(),
             written: Vec::new(),
             bytes,
         };
@@ -217,7 +223,17 @@ impl Place {
         })?;
         self.devices.push(path);
         self.attached.push(attached);
+        self.below.push(image.to_owned());
         Ok(())
+    }
+
+    /// Has the kernel forget what it has in memory of these devices, of files below, and of what is mounted: reads then
+    /// come from where the files are. A tmpfs forgets nothing. Needs the rights of root.
+    pub fn forget(&self, devices: &Devices) -> Result<(), Error> {
+        for path in devices.paths.iter().chain(&self.below) {
+            forget_pages(path).map_err(|e| Error::io(path, e))?;
+        }
+        std::fs::write(DROP_CACHES, "3").map_err(|e| Error::io(Path::new(DROP_CACHES), e))
     }
 
     /// A place for one side's sparse storage of `bytes` bytes, of which at most `written` are ever written.
@@ -303,6 +319,13 @@ impl Place {
         }
         Ok(images)
     }
+}
+
+/// Only what is at the device can be dropped.
+fn forget_pages(path: &Path) -> std::io::Result<()> {
+    let file = File::open(path)?;
+    file.sync_data()?;
+    Ok(fadvise(&file, 0, None, Advice::DontNeed)?)
 }
 
 /// The largest `bytes` of storage may grow in memory, and about as much again is needed to

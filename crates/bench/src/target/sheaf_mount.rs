@@ -86,6 +86,11 @@ impl SheafMount {
         self.mount()
     }
 
+    /// What the kernel has of it, or of what is below, is read again.
+    pub fn forget(&self, place: &Place) -> Result<(), Error> {
+        place.forget(&self.devices)
+    }
+
     /// The most memory that the daemon has used so far, in bytes.
     pub fn peak_bytes(&self) -> Option<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.daemon?)).ok()?;
