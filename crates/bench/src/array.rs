@@ -661,7 +661,7 @@ impl<'a> Cell<'a> {
             let rate = self.name(row, &format!("vs {}", raw.target));
             let time = self.name(row, &format!("CPU µs above {}", raw.target));
             [
-                Check::new(rate, row.quotient(raw), Comparison::AtLeast, 0.95),
+                Check::new(rate, row.quotients(raw), Comparison::AtLeast, 0.95),
                 Check::new(time, above, Comparison::AtMost, 1.0),
             ]
         };
@@ -707,7 +707,7 @@ fn checks(options: &Options, all: &[Series], rows: &[Row]) -> Vec<Check> {
         checks.extend(same.map(|other| {
             let name = format!("{}, {}, {few} to {many} devices", reads.name(), row.target);
             let bar = GROWTH * many as f64 / few as f64;
-            Check::new(name, row.quotient(other), Comparison::AtLeast, bar)
+            Check::new(name, row.quotients(other), Comparison::AtLeast, bar)
         }));
     }
     checks

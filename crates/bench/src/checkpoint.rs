@@ -534,10 +534,10 @@ fn checks(options: &Options, rows: &[Row]) -> Vec<Check> {
     let name = |what: &str| format!("{} vs {what}", Kind::Workers(most).name());
     let mut checks = Vec::new();
     if let Some(one) = row(Kind::Workers(1)).filter(|_| most > 1) {
-        let value = many.quotient(one);
+        let value = many.quotients(one);
         checks.push(Check::new(name("1"), value, Comparison::AtLeast, 1.92));
     }
-    let value = many.quotient(endless);
+    let value = many.quotients(endless);
     checks.push(Check::new(
         name("no checkpoint"),
         value,

@@ -45,7 +45,7 @@ pub struct Row {
 const RATES: &str = "rates";
 
 impl Row {
-    /// Keeps the rates of all turns, so that [`quotient`](Row::quotient) finds them.
+    /// Keeps the rates of all turns, so that [`quotients`](Row::quotients) finds them.
     pub fn note_rates(extra: &mut Map<String, Value>, rates: impl IntoIterator<Item = f64>) {
         extra.insert(RATES.to_owned(), rates.into_iter().collect());
     }
@@ -55,13 +55,8 @@ impl Row {
         rates.iter().map(Value::as_f64).collect()
     }
 
-    /// This row's rate divided by another's of the same report: the median over the turns, each side of a quotient in the
+    /// This row's rate divided by another's of the same report: the median, the least and the most of the turns, each side of a quotient in the
     /// same turn. A machine and a disk change from minute to minute by more than what two medians are compared for.
-    pub fn quotient(&self, other: &Row) -> f64 {
-        self.quotients(other).median
-    }
-
-    /// The same with the least and the most of the turns.
     pub fn quotients(&self, other: &Row) -> Spread {
         match (self.rates(), other.rates()) {
             (Some(own), Some(others)) if own.len() == others.len() => {
@@ -99,10 +94,26 @@ impl Row {
 #[derive(Clone, Debug, Serialize)]
 pub struct Check {
     pub name: String,
+    /// The median, where turns were judged one by one.
     pub value: f64,
+    /// Of the turns, where there were several.
+    #[serde(flatten)]
+    pub turns: Option<Turns>,
     pub op: Comparison,
     pub bar: f64,
     pub ok: bool,
+    /// Why it neither holds nor is missed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub doubt: Option<&'static str>,
+}
+
+/// What a check's value was in single turns.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Turns {
+    pub min: f64,
+    pub max: f64,
+    /// The bar lies between them: another run may judge otherwise.
+    pub undecided: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -124,18 +135,64 @@ impl Comparison {
 
 impl Check {
     /// A value that is no number, or has no end, does not hold any bar: a side that did nothing is none to be faster than.
-    pub fn new(name: impl Into<String>, value: f64, op: Comparison, bar: f64) -> Check {
+    pub fn new(
+        name: impl Into<String>,
+        value: impl Into<Spread>,
+        op: Comparison,
+        bar: f64,
+    ) -> Check {
+        let Spread { median, min, max } = value.into();
+        let value = median;
         let beside = match op {
             Comparison::AtLeast => value >= bar,
             Comparison::AtMost => value <= bar,
         };
         let ok = beside && value.is_finite();
+        let turns = Turns {
+            min,
+            max,
+            undecided: min < bar && bar < max,
+        };
         Check {
             name: name.into(),
             value,
+            turns: (min < max).then_some(turns),
             op,
             bar,
             ok,
+            doubt: None,
+        }
+    }
+
+    /// It does not hold, whatever its value: that proves nothing.
+    pub fn doubted(mut self, why: &'static str) -> Check {
+        if self.ok {
+            self.ok = false;
+            self.doubt = Some(why);
+        }
+        self
+    }
+}
+
+impl Check {
+    /// For people.
+    pub fn verdict(&self) -> String {
+        let verdict = match self.doubt {
+            Some(why) => why,
+            None if self.ok => "holds",
+            None => "missed",
+        };
+        match self.turns {
+            Some(turns) if turns.undecided => format!("{verdict}, undecided"),
+            _ => verdict.to_owned(),
+        }
+    }
+
+    /// The value, and those of single turns, for people.
+    pub fn figures(&self) -> String {
+        match self.turns {
+            Some(Turns { min, max, .. }) => format!("{:.2} ({min:.2} to {max:.2})", self.value),
+            None => format!("{:.2}", self.value),
         }
     }
 }
@@ -146,6 +203,17 @@ pub struct Spread {
     pub median: f64,
     pub min: f64,
     pub max: f64,
+}
+
+/// One value.
+impl From<f64> for Spread {
+    fn from(value: f64) -> Spread {
+        Spread {
+            median: value,
+            min: value,
+            max: value,
+        }
+    }
 }
 
 impl Spread {
@@ -259,10 +327,34 @@ mod tests {
     fn sides_are_compared_turn_by_turn() {
         let own = row("sheaf", &[950.0, 1880.0, 470.0]);
         let other = row("raw", &[1000.0, 2000.0, 500.0]);
-        assert!((own.quotient(&other) - 0.94).abs() < 1e-9);
+        assert!((own.quotients(&other).median - 0.94).abs() < 1e-9);
         // A side that had fewer turns, by the medians.
         let other = row("raw", &[1000.0, 2000.0]);
-        assert!((own.quotient(&other) - 950.0 / 1500.0).abs() < 1e-9);
+        assert!((own.quotients(&other).median - 950.0 / 1500.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_bar_between_the_turns_is_undecided_whatever_the_median_says() {
+        let own = row("sheaf", &[950.0, 1880.0, 520.0]);
+        let other = row("raw", &[1000.0, 2000.0, 500.0]);
+        let judged = |bar| Check::new("a", own.quotients(&other), Comparison::AtLeast, bar);
+        let check = judged(1.0);
+        assert_eq!(check.verdict(), "missed, undecided");
+        assert_eq!(check.figures(), "0.95 (0.94 to 1.04)");
+        assert_eq!(judged(0.945).verdict(), "holds, undecided");
+        assert_eq!(judged(0.9).verdict(), "holds");
+        assert_eq!(judged(1.1).verdict(), "missed");
+        let value = serde_json::to_value(&check).unwrap();
+        assert_eq!(
+            (&value["undecided"], &value["min"]),
+            (&true.into(), &0.94.into())
+        );
+        // Without turns there is nothing to be undecided between.
+        let check = Check::new("a", 0.95, Comparison::AtLeast, 1.0);
+        assert_eq!(
+            (check.verdict(), check.figures()),
+            ("missed".into(), "0.95".into())
+        );
     }
 
     #[test]

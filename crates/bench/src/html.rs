@@ -131,12 +131,12 @@ fn checks(page: &mut String, checks: &[Check]) {
         // Writing to a string does not fail, here and below.
         let _ = writeln!(
             page,
-            "<tr><td>{}<td class=n>{:.2}<td class=n>{} {}<td class={verdict}>{}",
+            "<tr><td>{}<td class=n>{}<td class=n>{} {}<td class={verdict}>{}",
             escape(&check.name),
-            check.value,
+            escape(&check.figures()),
             escape(check.op.symbol()),
             check.bar,
-            if check.ok { "holds" } else { "missed" },
+            check.verdict(),
         );
     }
     page.push_str("</table>\n");

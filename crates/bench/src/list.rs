@@ -208,7 +208,7 @@ fn checks(options: &Options, rows: &[Row]) -> Vec<Check> {
             let name = format!("{} vs ext4", WAYS[0]);
             vec![Check::new(
                 name,
-                sheaf.quotient(ext4),
+                sheaf.quotients(ext4),
                 Comparison::AtLeast,
                 1.0,
             )]

@@ -432,7 +432,7 @@ impl Findings {
         rows.find(|row| row.name == name && row.target == policy.name())
     }
 
-    fn check(&mut self, name: String, value: f64, op: Comparison, bar: f64) {
+    fn check(&mut self, name: String, value: impl Into<Spread>, op: Comparison, bar: f64) {
         self.checks.push(Check::new(name, value, op, bar));
     }
 
@@ -443,7 +443,7 @@ impl Findings {
         else {
             return;
         };
-        let (quotient, used) = (lazy.quotient(poll), cpu_of(lazy) / cpu_of(poll));
+        let (quotient, used) = (lazy.quotients(poll), cpu_of(lazy) / cpu_of(poll));
         self.check(
             format!("{name}: lazy's rate by poll's"),
             quotient,
@@ -569,7 +569,7 @@ fn large_checks(found: &mut Findings, name: &str, bytes: usize) {
     if bytes != 128 << 10 {
         return;
     }
-    let (rate, more) = (lazy.quotient(poll), cpu_of(lazy) - cpu_of(interrupt));
+    let (rate, more) = (lazy.quotients(poll), cpu_of(lazy) - cpu_of(interrupt));
     found.check(
         format!("{name}: lazy's rate by poll's"),
         rate,

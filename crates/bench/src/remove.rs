@@ -215,7 +215,7 @@ fn checks(options: &Options, rows: &[Row]) -> Vec<Check> {
         all.find(|row| row.name == name && row.target == target)
     };
     let check = |name: &&str| {
-        let value = find(name, "sheaf")?.quotient(find(name, "ext4")?);
+        let value = find(name, "sheaf")?.quotients(find(name, "ext4")?);
         let name = format!("{name} vs rm -rf on ext4");
         Some(Check::new(name, value, Comparison::AtLeast, BAR))
     };

@@ -50,12 +50,12 @@ pub fn render(report: &Report) -> String {
     for check in &report.checks {
         let _ = writeln!(
             text,
-            "| {} | {:.2} | {} {} | {} |",
+            "| {} | {} | {} {} | {} |",
             check.name,
-            check.value,
+            check.figures(),
             check.op.symbol(),
             check.bar,
-            if check.ok { "holds" } else { "missed" },
+            check.verdict(),
         );
     }
     if !report.notes.is_empty() {

@@ -410,7 +410,7 @@ fn checks(rows: &[Row]) -> Vec<Check> {
     for (target, bar) in BARS {
         if let (Some(own), Some(other)) = (find(SQLITE, "sheaf-mount"), find(SQLITE, target)) {
             let name = format!("{SQLITE} by {target}");
-            let quotient = own.quotient(other);
+            let quotient = own.quotients(other);
             checks.push(Check::new(name, quotient, Comparison::AtLeast, bar));
         }
     }

@@ -465,12 +465,12 @@ fn cost_checks(options: &Options, rows: &[Row]) -> Vec<Check> {
         if let (Some(one), Some(theirs)) = (one, theirs) {
             let name = format!("{}/1 vs {}", access.name(), theirs.target);
             let bar = (Comparison::AtLeast, KERNEL_BAR);
-            checks.push(Check::new(name, one.quotient(theirs), bar.0, bar.1));
+            checks.push(Check::new(name, one.quotients(theirs), bar.0, bar.1));
         }
         if let (Some(one), Some(two)) = (one, find(access, own, 2)) {
             let name = format!("{}, 2 threads vs 1", access.name());
             let bar = (Comparison::AtLeast, THREADS_BAR);
-            checks.push(Check::new(name, two.quotient(one), bar.0, bar.1));
+            checks.push(Check::new(name, two.quotients(one), bar.0, bar.1));
         }
     }
     checks

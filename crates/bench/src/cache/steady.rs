@@ -263,7 +263,7 @@ pub fn checks(rows: &[Row]) -> Vec<Check> {
         let what = format!("{name}, {on} vs {theirs}");
         Some(Check::new(
             what,
-            own.quotient(other),
+            own.quotients(other),
             Comparison::AtLeast,
             bar,
         ))

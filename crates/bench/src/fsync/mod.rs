@@ -617,8 +617,8 @@ impl Cell<'_> {
     }
 
     /// Sheaf's rate divided by another's.
-    fn quotient(&self, target: &str) -> Option<f64> {
-        Some(self.row("sheaf")?.quotient(self.row(target)?))
+    fn quotient(&self, target: &str) -> Option<Spread> {
+        Some(self.row("sheaf")?.quotients(self.row(target)?))
     }
 
     fn extra(&self, target: &str, key: &str) -> Option<f64> {
@@ -626,19 +626,19 @@ impl Cell<'_> {
     }
 
     /// Sheaf's rate divided by that of the fastest of these.
-    fn quotient_to_best<'r>(&self, rows: impl Iterator<Item = &'r Row>) -> Option<f64> {
+    fn quotient_to_best<'r>(&self, rows: impl Iterator<Item = &'r Row>) -> Option<Spread> {
         let best = rows.max_by(|a, b| a.median.total_cmp(&b.median))?;
-        Some(self.row("sheaf")?.quotient(best))
+        Some(self.row("sheaf")?.quotients(best))
     }
 
     /// By the best of the kernel's that a log is measured by; nothing unless all of them took part.
-    fn quotient_to_kernels(&self) -> Option<f64> {
+    fn quotient_to_kernels(&self) -> Option<Spread> {
         let all: Option<Vec<&Row>> = LOGS.iter().map(|target| self.row(target)).collect();
         self.quotient_to_best(all?.into_iter())
     }
 
     /// By the fastest way of writing to the device.
-    fn quotient_to_raw(&self) -> Option<f64> {
+    fn quotient_to_raw(&self) -> Option<Spread> {
         let all = Method::ALL.into_iter();
         self.quotient_to_best(all.filter_map(|method| self.row(method.name())))
     }
@@ -670,7 +670,7 @@ impl Cell<'_> {
     }
 
     /// A quotient that must be at least the bar; nothing where a side is missing.
-    fn at_least(&self, what: &str, quotient: Option<f64>, bar: f64) -> Option<Check> {
+    fn at_least(&self, what: &str, quotient: Option<Spread>, bar: f64) -> Option<Check> {
         let name = format!("{}/{} {what}", self.kind.name(), self.threads);
         Some(Check::new(name, quotient?, Comparison::AtLeast, bar))
     }

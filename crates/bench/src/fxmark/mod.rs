@@ -505,7 +505,7 @@ fn checks(rows: &[Row]) -> Vec<Check> {
         rows.iter().filter(same).max_by_key(|row| pool(row))
     };
     let mut checks = Vec::new();
-    let at_least = |name, value, bar| Check::new(name, value, Comparison::AtLeast, bar);
+    let at_least = |name, value: Spread, bar| Check::new(name, value, Comparison::AtLeast, bar);
     for (name, bar) in BARS {
         let Some(sheaf) = find(name, "sheaf", 1) else {
             continue;
@@ -518,13 +518,13 @@ fn checks(rows: &[Row]) -> Vec<Check> {
             (None, None) => continue,
         };
         let name = format!("{name}/1 vs {whom}");
-        checks.push(at_least(name, sheaf.quotient(best), bar));
+        checks.push(at_least(name, sheaf.quotients(best), bar));
     }
     for name in SCALING {
         let two = find(name, "sheaf", 2);
         if let (Some(two), Some(one)) = (two, find(name, "sheaf-one-cpu", 2)) {
             let name = format!("{name}/2 vs one CPU");
-            checks.push(at_least(name, two.quotient(one), SCALING_BAR));
+            checks.push(at_least(name, two.quotients(one), SCALING_BAR));
         }
     }
     checks

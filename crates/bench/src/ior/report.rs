@@ -103,7 +103,7 @@ impl<'a> Cell<'a> {
         let name = format!("{name}/{threads}, {} vs {}", own.target, other.target);
         Some(Check::new(
             name,
-            own.quotient(other),
+            own.quotients(other),
             Comparison::AtLeast,
             bar,
         ))
