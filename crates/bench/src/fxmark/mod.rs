@@ -212,9 +212,11 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
         row.extra.insert("relative".to_owned(), relative);
     }
     let checks = checks(&rows);
+    let without = without_checkpoints(&rows);
     let report = Report::new("fxmark", rows, checks);
     Ok(report
         .with_notes(notes)
+        .with_notes(without)
         .with_notes(crate::target::notes(&options.against)))
 }
 
@@ -497,15 +499,48 @@ fn all_in(
     put("written_bytes", &|span| Some(span.written_bytes? as f64));
 }
 
-/// The bars that these rows answer for. Of several pools the largest counts.
+/// A row of Sheaf's, and what it is judged by.
+struct Judged<'a> {
+    name: String,
+    own: &'a Row,
+    other: &'a Row,
+    bar: f64,
+}
+
+/// The bars that these rows answer for.
 fn checks(rows: &[Row]) -> Vec<Check> {
+    let judged = judged(rows).into_iter();
+    let check =
+        |j: Judged<'_>| Check::new(j.name, j.own.quotients(j.other), Comparison::AtLeast, j.bar);
+    judged.map(check).collect()
+}
+
+/// Rows of changes to metadata that are judged though their windows, or half of them, ended before a checkpoint: what that takes is in none
+/// of their operations.
+fn without_checkpoints(rows: &[Row]) -> Option<String> {
+    let judged = judged(rows).into_iter();
+    let judged = judged.filter(|judged| judged.own.name.starts_with("MW"));
+    let checkpoints = |row: &Row| row.extra.get("checkpoints").and_then(Value::as_f64);
+    let mut without: Vec<String> = judged
+        .flat_map(|judged| [judged.own, judged.other])
+        .filter(|row| checkpoints(row).is_some_and(|median| median < 1.0))
+        .map(|row| format!("{}/{} {}", row.name, row.threads, row.target))
+        .collect();
+    without.sort_unstable();
+    without.dedup();
+    let rows = without.join(", ");
+    (!without.is_empty())
+        .then(|| format!("judged though their windows (by the median) had no checkpoint: {rows}"))
+}
+
+/// Of several pools the largest counts.
+fn judged(rows: &[Row]) -> Vec<Judged<'_>> {
     let pool = |row: &Row| row.extra.get("pool").and_then(Value::as_u64);
     let find = |name: &str, target: &str, threads: usize| {
         let same = |row: &&Row| row.name == name && row.target == target && row.threads == threads;
         rows.iter().filter(same).max_by_key(|row| pool(row))
     };
-    let mut checks = Vec::new();
-    let at_least = |name, value: Spread, bar| Check::new(name, value, Comparison::AtLeast, bar);
+    let mut judged = Vec::new();
     for (name, bar) in BARS {
         let Some(sheaf) = find(name, "sheaf", 1) else {
             continue;
@@ -518,16 +553,26 @@ fn checks(rows: &[Row]) -> Vec<Check> {
             (None, None) => continue,
         };
         let name = format!("{name}/1 vs {whom}");
-        checks.push(at_least(name, sheaf.quotients(best), bar));
+        judged.push(Judged {
+            name,
+            own: sheaf,
+            other: best,
+            bar,
+        });
     }
     for name in SCALING {
         let two = find(name, "sheaf", 2);
         if let (Some(two), Some(one)) = (two, find(name, "sheaf-one-cpu", 2)) {
             let name = format!("{name}/2 vs one CPU");
-            checks.push(at_least(name, two.quotients(one), SCALING_BAR));
+            judged.push(Judged {
+                name,
+                own: two,
+                other: one,
+                bar: SCALING_BAR,
+            });
         }
     }
-    checks
+    judged
 }
 
 #[cfg(test)]
@@ -769,6 +814,36 @@ mod tests {
                 ("DWOM/2 vs one CPU", 1.7, 1.8, false),
             ]
         );
+    }
+
+    #[test]
+    fn judged_rows_without_a_checkpoint_are_told() {
+        let row = |name: &str, target: &str, checkpoints: f64| {
+            let mut extra = Map::new();
+            if target.starts_with("sheaf") {
+                extra.insert("checkpoints".to_owned(), Value::from(checkpoints));
+            }
+            Row {
+                name: name.to_owned(),
+                target: target.to_owned(),
+                threads: 1,
+                unit: "ops/s",
+                median: 1.0,
+                min: 1.0,
+                max: 1.0,
+                runs: 1,
+                extra,
+            }
+        };
+        let mut rows = Vec::new();
+        // Reads need none, and who has no bar is not judged.
+        for (name, checkpoints) in [("MWCL", 0.0), ("MWUL", 2.0), ("MRPL", 0.0), ("DWAL", 0.0)] {
+            rows.push(row(name, "sheaf", checkpoints));
+            rows.push(row(name, "ext4", 0.0));
+        }
+        let told = without_checkpoints(&rows).unwrap();
+        assert!(told.ends_with("had no checkpoint: MWCL/1 sheaf"), "{told}");
+        assert_eq!(without_checkpoints(&rows[2..]), None);
     }
 
     #[test]
