@@ -1,6 +1,6 @@
 //! What a thread does in a window: on the devices themselves, in Sheaf, and in a file system of the kernel.
 
-use super::kind::{Deed, Kind, Walk, Way};
+use super::kind::{Access, Deed, Kind, Walk, Way};
 use super::{FILL, Options, open_buffered};
 use crate::counted::Counters;
 use crate::runner::{Counts, Load, Operation, Stop};
@@ -118,7 +118,9 @@ impl Load for OnDevices<'_> {
         let files = open_direct(self.paths)?;
         let interface = Interface::Uring(Completion::Deferred);
         let queue = interface.queue(files, slots, request as usize)?;
-        let (mut walk, write) = (plan.walk(thread, false), self.write);
+        // In order each request is made once, as by the sides that are judged by this: one sync follows all of them.
+        let once = plan.kind.access == Access::Sequential;
+        let (mut walk, write) = (plan.walk(thread, once), self.write);
         // Each thread's files follow each other on the devices.
         let file_units = plan.kind.file_bytes(plan.options) / request;
         let next = move |slot| {
@@ -241,5 +243,46 @@ impl Load for OnKernel<'_> {
 
     fn counts(&self) -> Counts {
         self.plan.counters.read()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::kind::Layout;
+    use super::super::tests::options;
+    use super::*;
+
+    /// As the sides have it, whose one sync is for each byte once.
+    #[test]
+    fn the_floor_goes_once_over_a_file_in_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = options(dir.path());
+        let paths = [0, 1].map(|i| dir.path().join(i.to_string()));
+        for path in &paths {
+            device::create_image(path, 16 << 20).unwrap();
+        }
+        let kind = Kind {
+            layout: Layout::Shared,
+            access: Access::Sequential,
+            request: 1 << 20,
+            threads: 2,
+        };
+        let counters = Counters::start();
+        let plan = Plan {
+            options: &options,
+            kind,
+            counters: &counters,
+        };
+        let floor = OnDevices {
+            plan,
+            paths: &paths,
+            write: true,
+        };
+        let mut operation = floor.prepare(1, &Stop::default()).unwrap();
+        let mut made = 0;
+        while let count @ 1.. = operation().unwrap() {
+            made += count;
+        }
+        assert_eq!(made, kind.units(&options));
     }
 }
