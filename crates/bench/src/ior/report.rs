@@ -86,9 +86,20 @@ impl<'a> Cell<'a> {
         rows.filter(move |row| is(&row.target))
     }
 
-    /// The best of Sheaf's ways.
-    fn sheaf(&self) -> Option<&'a Row> {
-        best(self.whose(|target| target.starts_with("sheaf")))
+    /// The best of Sheaf's ways past its cache.
+    fn direct(&self) -> Option<&'a Row> {
+        best(self.whose(|target| ["sheaf-direct", "sheaf-aio"].contains(&target)))
+    }
+
+    /// The best of btrfs and XFS by the same ways.
+    fn direct_rival(&self) -> Option<&'a Row> {
+        let rivals = [
+            "btrfs-raid0-aio",
+            "btrfs-raid0-direct",
+            "xfs-aio",
+            "xfs-direct",
+        ];
+        best(self.whose(|target| rivals.contains(&target)))
     }
 
     /// Through its cache.
@@ -110,7 +121,7 @@ impl<'a> Cell<'a> {
     }
 }
 
-/// One shared file, 4 KiB at random places, past the cache by AIO; sequential files beside the devices and through caches; and memory.
+/// One shared file, 4 KiB at random places, past the caches; sequential files beside the devices and through caches; and memory.
 pub(super) fn checks(options: &Options, rows: &[Row]) -> Vec<Check> {
     let mut checks = Vec::new();
     for kind in options.kinds() {
@@ -118,9 +129,8 @@ pub(super) fn checks(options: &Options, rows: &[Row]) -> Vec<Check> {
             let cell = Cell::of(rows, kind, deed);
             let small = kind.access == Access::Random && kind.request == PAGE;
             if small && kind.layout == Layout::Shared {
-                let aio = |target: &str| ["btrfs-raid0-aio", "xfs-aio"].contains(&target);
                 let bar = if deed.writes() { 2.0 } else { 1.2 };
-                checks.extend(cell.at_least(cell.sheaf(), best(cell.whose(aio)), bar));
+                checks.extend(cell.at_least(cell.direct(), cell.direct_rival(), bar));
             }
             if kind.access == Access::Sequential {
                 let raw = best(cell.whose(|target| target == "raw-io_uring"));
