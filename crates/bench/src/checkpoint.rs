@@ -30,7 +30,7 @@ pub use crate::target::AGAINST;
 use crate::target::{
     Arrangement, Disk, InProcess, KernelMount, Place, Posix, Remedies, Side, Slow, Storage, Target,
 };
-use crate::timing::{Latencies, Summary};
+use crate::timing::{Latencies, Summary, put_median};
 use crate::{Error, interrupt};
 use floor::Floor;
 
@@ -445,12 +445,12 @@ impl<S: Side> Load for Creates<'_, S> {
 fn extra(outcomes: &[Outcome]) -> Map<String, Value> {
     let mut extra = Map::new();
     let mut put = |key: &str, get: fn(&Outcome) -> f64| {
-        let median = Spread::of(outcomes.iter().map(get)).median;
-        extra.insert(key.to_owned(), Value::from(median));
+        put_median(&mut extra, key, outcomes.iter().map(get));
     };
     put("p50_us", |outcome| outcome.times.p50_us);
     put("p99_us", |outcome| outcome.times.p99_us);
     put("p999_us", |outcome| outcome.times.p999_us);
+    put("samples", |outcome| outcome.times.operations as f64);
     put("cpu_us_per_op", |outcome| outcome.measured.cpu_us());
     put("synced_us_per_op", |outcome| {
         outcome.measured.synced.seconds * 1e6 / outcome.measured.operations.max(1) as f64

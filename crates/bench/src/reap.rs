@@ -23,6 +23,7 @@ use serde_json::{Map, Value};
 
 use crate::contract::{Check, Comparison, Report, Row, Spread};
 use crate::meter::Meter;
+use crate::timing::quantile_us;
 use crate::{Error, interrupt};
 
 /// What can be measured.
@@ -379,8 +380,12 @@ impl Series {
             extra.insert(key.to_owned(), Value::from(round(value)));
         };
         for (key, quantile) in [("p50_us", 0.5), ("p99_us", 0.99), ("p999_us", 0.999)] {
-            put(key, times.value_at_quantile(quantile) as f64 / 1e3);
+            let us = quantile_us(&times, quantile);
+            if us.is_finite() {
+                put(key, us);
+            }
         }
+        put("samples", times.len() as f64);
         let median = |get: &dyn Fn(&Window) -> f64| Spread::of(self.windows.iter().map(get)).median;
         put("cpu_percent", median(&Window::cpu_percent));
         put(

@@ -16,7 +16,7 @@ use std::time::Duration;
 use base::clock::Clock;
 use base::rng::Rng;
 use fs::FsOptions;
-use serde_json::{Map, Value};
+use serde_json::Map;
 
 use crate::contract::{Check, Comparison, Report, Row, Spread};
 use crate::fsync::folder;
@@ -25,7 +25,7 @@ use crate::target::{
     Disk, InProcess, KernelMount, Place, Posix, Remedies, SheafMount, Side, Storage, Target,
     only_on_devices,
 };
-use crate::timing::Latencies;
+use crate::timing::{Latencies, put_median};
 use crate::{Error, interrupt};
 
 /// Pages and files of a transaction.
@@ -123,6 +123,8 @@ struct Outcome {
     rate: f64,
     p50_us: f64,
     p99_us: f64,
+    /// That were timed one by one.
+    samples: f64,
     bytes: f64,
     flushes: f64,
 }
@@ -329,6 +331,7 @@ impl Bench<'_> {
             rate: operations / seconds,
             p50_us: times.p50_us,
             p99_us: times.p99_us,
+            samples: operations,
             bytes: each(span.written_bytes),
             flushes: each(span.flushes),
         })
@@ -362,6 +365,7 @@ impl Bench<'_> {
             rate: count / (ns / 1e9),
             p50_us: f64::NAN,
             p99_us: f64::NAN,
+            samples: f64::NAN,
             bytes: each(span.written_bytes),
             flushes: each(span.flushes),
         })
@@ -373,12 +377,11 @@ fn row(series: &Series) -> Row {
     let rates = of(|outcome| outcome.rate);
     let mut extra = Map::new();
     let mut put = |key: &str, get: fn(&Outcome) -> f64| {
-        if series.windows.iter().all(|window| get(window).is_finite()) {
-            extra.insert(key.to_owned(), Value::from(of(get).median));
-        }
+        put_median(&mut extra, key, series.windows.iter().map(get));
     };
     put("p50_us", |outcome| outcome.p50_us);
     put("p99_us", |outcome| outcome.p99_us);
+    put("samples", |outcome| outcome.samples);
     put("written_bytes_per_op", |outcome| outcome.bytes);
     put("flushes_per_op", |outcome| outcome.flushes);
     Row::note_rates(
