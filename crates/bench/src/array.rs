@@ -276,7 +276,12 @@ impl<'a> Bench<'a> {
                 false,
                 Remedies::in_memory("--size"),
             )?,
-            None => Place::new(&options.storage, bytes, mounts, Remedies::less(less))?,
+            None => Place::new(
+                &options.storage,
+                bytes,
+                mounts,
+                Remedies::less(less).without_root("--against none"),
+            )?,
         };
         let devices = match place.devices().is_empty() {
             true => place.written(options.most() as u64)?,

@@ -252,6 +252,7 @@ fn on_loop(
     against: Vec<Target>,
     progress: &dyn Fn(&str),
 ) -> Result<Vec<(Target, Vec<Outcome>)>, Error> {
+    let remedies = Remedies::less("--journal-size").without_root("--against none");
     let disk = match &options.storage {
         Storage::Devices(devices) => Disk::given(&devices[0]),
         storage => {
@@ -259,16 +260,13 @@ fn on_loop(
             Disk::make(
                 &crate::fsync::folder(storage),
                 LOOP_BYTES.max(8 * options.journal),
+                remedies,
             )?
         }
     };
     let devices = vec![disk.path().to_owned()];
     let meter = Meter::new(&devices)?;
-    let place = Place::over(
-        &disk,
-        LOOP_BYTES.max(8 * options.journal),
-        Remedies::less(""),
-    )?;
+    let place = Place::over(&disk, LOOP_BYTES.max(8 * options.journal), remedies)?;
     let own = [Target::Sheaf].into_iter();
     let all = own.chain(against);
     let mut all: Vec<(Target, Vec<Outcome>)> = all.map(|target| (target, Vec::new())).collect();

@@ -96,7 +96,7 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
         &options.storage,
         bytes,
         !options.against.is_empty(),
-        Remedies::less("--live"),
+        Remedies::less("--live").without_root("--against none"),
     )?;
     let targets = || {
         [Target::Sheaf]

@@ -81,7 +81,7 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
         &options.storage,
         bytes,
         !options.against.is_empty(),
-        Remedies::less("--count"),
+        Remedies::less("--count").without_root("--against none"),
     )?;
     let targets = [Target::Sheaf]
         .into_iter()

@@ -144,7 +144,7 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
         Storage::Devices(devices) => Disk::given(&devices[0]),
         storage => {
             progress("a file for the loop device");
-            Disk::make(&folder(storage), DEVICE_BYTES)?
+            Disk::make(&folder(storage), DEVICE_BYTES, Remedies::less(""))?
         }
     };
     let devices = vec![disk.path().to_owned()];

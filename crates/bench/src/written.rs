@@ -99,7 +99,7 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
         &options.storage,
         bytes,
         !options.against.is_empty(),
-        Remedies::less("--most"),
+        Remedies::less("--most").without_root("--against none"),
     )?;
     let targets = || {
         let own = [Target::Sheaf].into_iter();

@@ -235,7 +235,7 @@ fn costs(options: &Options, progress: &dyn Fn(&str)) -> Result<Vec<Row>, Error> 
         &options.storage,
         4 * options.set + (1 << 30),
         !options.against.is_empty(),
-        Remedies::less("--set"),
+        Remedies::less("--set").without_root("--against none"),
     )?;
     let meter = Meter::new(place.devices())?;
     for run in 1..=options.runs {

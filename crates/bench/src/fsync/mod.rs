@@ -346,18 +346,19 @@ impl<'a> Bench<'a> {
         sides: Vec<Who>,
         progress: &dyn Fn(&str),
     ) -> Result<Bench<'a>, Error> {
+        let remedies = Remedies::less("").without_root("--latency MICROSECONDS");
         let disk = match &options.storage {
             Storage::Devices(devices) => Disk::given(&devices[0]),
             storage => {
                 progress("a file for the loop device");
-                Disk::make(&folder(storage), options.bytes())?
+                Disk::make(&folder(storage), options.bytes(), remedies)?
             }
         };
         Ok(Bench {
             options,
             sides,
             meter: Meter::new(&[disk.path().to_owned()])?,
-            place: Place::over(&disk, options.bytes(), Remedies::less(""))?,
+            place: Place::over(&disk, options.bytes(), remedies)?,
             below: Below::Disk(disk),
         })
     }

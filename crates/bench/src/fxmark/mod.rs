@@ -189,7 +189,7 @@ pub fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Report, Error> 
         &options.storage,
         options.bytes(),
         mounts,
-        Remedies::less("--pool"),
+        Remedies::less("--pool").without_root("--against none, or paths only"),
     )?;
     let bench = Bench {
         options,

@@ -232,7 +232,7 @@ impl<'a> Bench<'a> {
             &options.storage,
             bytes,
             !options.against.is_empty(),
-            Remedies::less("--size"),
+            Remedies::less("--size").without_root("--against none"),
         )?;
         let devices = match place.devices().is_empty() {
             true => place.written(options.devices as u64)?,

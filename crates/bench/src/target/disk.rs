@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
+use super::place::{Remedies, check_room, is_root};
 use crate::{Error, interrupt};
 
 /// Written at once.
@@ -42,8 +43,13 @@ impl Disk {
         }
     }
 
-    /// A loop device over a new file of `bytes` bytes in `dir`. Needs the rights of root.
-    pub fn make(dir: &Path, bytes: u64) -> Result<Disk, Error> {
+    /// A loop device over a new file of `bytes` bytes in `dir`. Needs the rights of root, and room: both is known before
+    /// anything is written.
+    pub fn make(dir: &Path, bytes: u64, remedies: Remedies) -> Result<Disk, Error> {
+        if !is_root() {
+            return Err(remedies.root("for a loop device"));
+        }
+        check_room(dir, bytes, remedies)?;
         let image = dir.join(format!("sheaf-bench-{}.img", std::process::id()));
         let file = File::options()
             .read(true)
@@ -142,7 +148,7 @@ mod tests {
     #[test]
     fn a_disk_has_no_file_that_could_be_left() {
         let dir = tempfile::tempdir().unwrap();
-        let disk = Disk::make(dir.path(), 8 << 20);
+        let disk = Disk::make(dir.path(), 8 << 20, Remedies::less(""));
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
         if !rustix::process::geteuid().is_root() || !Path::new("/dev/loop-control").exists() {
             base::skip("loop devices");

@@ -63,17 +63,50 @@ pub struct Remedies {
     pub less: &'static str,
     /// It takes --dir for what it has in memory.
     pub dir: bool,
+    /// The options by which it needs no root, if there are any.
+    pub rootless: &'static str,
 }
 
 impl Remedies {
     /// Of a suite that takes --dir.
     pub const fn less(less: &'static str) -> Remedies {
-        Remedies { less, dir: true }
+        Remedies {
+            less,
+            dir: true,
+            rootless: "",
+        }
     }
 
     /// Of one that always is in memory.
     pub const fn in_memory(less: &'static str) -> Remedies {
-        Remedies { less, dir: false }
+        Remedies {
+            less,
+            dir: false,
+            rootless: "",
+        }
+    }
+
+    /// The same of a suite that needs no root by these options.
+    pub const fn without_root(self, rootless: &'static str) -> Remedies {
+        Remedies { rootless, ..self }
+    }
+
+    /// Where --loop is given, that has to go, too.
+    fn without_loop(self) -> Remedies {
+        let rootless = match self.rootless {
+            "" => "",
+            _ => "--against none without --loop",
+        };
+        Remedies { rootless, ..self }
+    }
+
+    /// For who is not root: what takes that, and what helps.
+    pub fn root(self, what: &str) -> Error {
+        let other = match self.rootless {
+            "" => String::new(),
+            options => format!(", or give {options}"),
+        };
+        Error::Unable(format!("{what} root is needed: run this as root{other}"))
     }
 
     /// A message, and what helps: less, or `other`.
@@ -104,7 +137,7 @@ pub struct Place {
 }
 
 /// Whether the process may mount.
-fn is_root() -> bool {
+pub(super) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
@@ -118,6 +151,13 @@ impl Place {
         mounts: bool,
         remedies: Remedies,
     ) -> Result<Place, Error> {
+        if !is_root() {
+            match storage {
+                Storage::Loop(_) => return Err(remedies.without_loop().root("for a loop device")),
+                Storage::Loops(..) => return Err(remedies.root("for loop devices")),
+                _ => {}
+            }
+        }
         if let Storage::Loop(dir) = storage {
             let images = dir.clone().map_or(Storage::Memory, Storage::Dir);
             return Place::new(&images, bytes, true, remedies)?.on_loop();
@@ -127,11 +167,9 @@ impl Place {
             return Place::new(&images, bytes, true, remedies)?.on_loops(*count);
         }
         if mounts && !is_root() {
-            return Err(Error::Unable(
-                "to mount the file systems to compare with (on loop devices that are set up for \
-                 it) root is needed: run this as root, or give --against none, or paths only"
-                    .to_owned(),
-            ));
+            return Err(
+                remedies.root("to mount file systems (on loop devices that are set up for it)")
+            );
         }
         if let Storage::Devices(devices) = storage {
             devices.iter().try_for_each(|path| refuse_used(path))?;
@@ -139,6 +177,9 @@ impl Place {
         }
         if *storage == Storage::Memory {
             check_memory(bytes, remedies)?;
+        }
+        if let Storage::Dir(dir) = storage {
+            check_room(dir, bytes, remedies)?;
         }
         if mounts {
             base::sys::private_mounts().map_err(|source| Error::Io {
@@ -350,6 +391,24 @@ fn check_memory(bytes: u64, remedies: Remedies) -> Result<(), Error> {
     }
 }
 
+/// The file system of a folder has so many bytes left for us.
+pub(super) fn check_room(dir: &Path, bytes: u64, remedies: Remedies) -> Result<(), Error> {
+    let found = rustix::fs::statvfs(dir).map_err(|e| Error::io(dir, e.into()))?;
+    let free = found.f_bavail.saturating_mul(found.f_frsize);
+    match bytes > free {
+        true => {
+            let message = format!(
+                "{} MiB in {} are wanted and {} MiB are free",
+                bytes >> 20,
+                dir.display(),
+                free >> 20
+            );
+            Err(remedies.after(&message, Some("--dir with a folder that has more room")))
+        }
+        false => Ok(()),
+    }
+}
+
 /// All devices together hold `bytes`, and with `mounts` the first does.
 fn check_size(
     devices: &[PathBuf],
@@ -538,6 +597,39 @@ mod tests {
         assert!(check_size(&devices, (16 << 20) + 1, false, REMEDIES).is_err());
         assert!(check_size(&devices, 8 << 20, true, REMEDIES).is_ok());
         assert!(check_size(&devices, 16 << 20, true, REMEDIES).is_err());
+    }
+
+    #[test]
+    fn more_than_a_folder_has_room_for_is_refused_before_anything_is_made() {
+        let home = tempfile::tempdir().unwrap();
+        let storage = Storage::Dir(home.path().to_owned());
+        let refused = Place::new(&storage, 1 << 60, false, REMEDIES);
+        let told = refused.err().unwrap().to_string();
+        assert!(
+            told.contains("are free") && told.contains("--count"),
+            "{told}"
+        );
+        assert!(told.contains("more room"), "{told}");
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
+        let refused = Disk::make(home.path(), 1 << 60, REMEDIES);
+        assert!(matches!(refused, Err(Error::Unable(_))));
+    }
+
+    #[test]
+    fn who_is_not_root_is_told_what_helps_if_anything_does() {
+        let told = REMEDIES.root("for loop devices").to_string();
+        assert_eq!(told, "for loop devices root is needed: run this as root");
+        let told = REMEDIES.without_root("--against none");
+        let told = told.root("for loop devices").to_string();
+        assert!(
+            told.ends_with("run this as root, or give --against none"),
+            "{told}"
+        );
+        let told = REMEDIES
+            .without_loop()
+            .root("for a loop device")
+            .to_string();
+        assert!(told.ends_with("run this as root"), "{told}");
     }
 
     #[test]

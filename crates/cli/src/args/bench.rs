@@ -11,7 +11,9 @@ use crate::size;
 ///
 /// Each suite sets up what it compares with, lets the sides take turns, and takes everything
 /// down again, also when it is interrupted. A kill (SIGKILL) leaves a folder, named sheaf-bench- and its process id, in the
-/// temporary folder, /dev/shm or --dir, and in the latter two image files in it. Mounting needs root; `--against none` does not.
+/// temporary folder, /dev/shm or --dir, and in the latter two image files in it. Mounting needs root: what
+/// compares with file systems of the kernel does, but not with `--against none`; files, list and tx always mount, and fsync, mtime and varmail have a loop
+/// device, unless `--latency` puts them on devices in memory.
 #[derive(Args, Debug)]
 #[command(
     after_help = "Exit status: 0 all sides ran, whether or not the bars hold; 8 a side could \
@@ -444,7 +446,7 @@ pub struct Files {
 ///
 /// Overwrites with and without a look at the file's times, appends of 100 bytes, new files, and overwrites beside a large
 /// writer, each synced; by Sheaf in this process, by kernel file systems and on the device itself, in turn on one
-/// loop device over a file on a disk. Needs root.
+/// loop device over a file on a disk. Needs root unless --latency is given.
 #[derive(Args, Debug)]
 #[command(mut_arg("against", |arg| arg.help(DURABLE)))]
 pub struct Fsync {
@@ -466,7 +468,7 @@ pub struct Fsync {
 /// What overwrites cost that are synced, as times are persisted more or less coarsely
 ///
 /// By Sheaf with times persisted at each sync, after 1 ms, 10 ms and 1 s; beside file systems of the kernel and the
-/// device itself, with and without a look at the times between write and sync. --device takes one device.
+/// device itself, with and without a look at the times between write and sync. --device takes one device. Needs root unless --latency is given.
 #[derive(Args, Debug)]
 #[command(mut_arg("against", |arg| arg.help(DURABLE)))]
 pub struct Mtime {
@@ -477,7 +479,7 @@ pub struct Mtime {
 /// A mail server: files of one folder made, appended to, read and removed by many threads, each change synced
 ///
 /// Rounds as filebench has them, on a loop device over a file on a disk; beside what their syncs take on the device itself, with no
-/// file system. --device takes one device.
+/// file system. --device takes one device. Needs root unless --latency is given.
 #[derive(Args, Debug)]
 #[command(mut_arg("against", |arg| arg.help(DURABLE)))]
 pub struct Varmail {
