@@ -461,6 +461,7 @@ fn extra(outcomes: &[Outcome]) -> Map<String, Value> {
     extra.insert("written_bytes_per_op".to_owned(), written);
     let windows: Vec<Measured> = outcomes.iter().map(|outcome| outcome.measured).collect();
     Background::put(&mut extra, &windows);
+    Measured::put_seconds(&mut extra, &windows);
     Row::note_rates(&mut extra, outcomes.iter().map(|outcome| outcome.rate));
     extra
 }

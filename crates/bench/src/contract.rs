@@ -9,6 +9,8 @@ use serde_json::{Map, Value};
 pub struct Report {
     pub suite: &'static str,
     pub version: &'static str,
+    /// What the program was called with, for who measures it again; empty where it was no program.
+    pub arguments: Vec<String>,
     pub machine: Machine,
     pub rows: Vec<Row>,
     pub checks: Vec<Check>,
@@ -23,6 +25,15 @@ pub struct Machine {
     /// CPUs that this process may use.
     pub cores: usize,
     pub kernel: String,
+    /// Tasks that ran or wanted to: the mean of the minute before the suite began, and of its last minute, its own included.
+    pub load_start: Option<f64>,
+    pub load_end: Option<f64>,
+}
+
+/// The load average of the last minute.
+pub fn load_average() -> Option<f64> {
+    let text = std::fs::read_to_string("/proc/loadavg").ok()?;
+    text.split_whitespace().next()?.parse().ok()
 }
 
 /// One target's figures in one workload, over all runs.
@@ -242,6 +253,7 @@ impl Report {
         Report {
             suite,
             version: env!("CARGO_PKG_VERSION"),
+            arguments: Vec::new(),
             machine: Machine::here(),
             rows,
             checks,
@@ -254,6 +266,13 @@ impl Report {
         self
     }
 
+    /// The same, of a program that was called with these arguments when the load average was that.
+    pub fn called(mut self, arguments: Vec<String>, load: Option<f64>) -> Report {
+        self.arguments = arguments;
+        self.machine.load_start = load;
+        self
+    }
+
     /// The one object that `--json` prints.
     pub fn json(&self) -> String {
         // Only keys that are not strings and failing writers make this an error.
@@ -262,7 +281,14 @@ impl Report {
 }
 
 impl Machine {
-    /// The machine that this process runs on.
+    /// What else it did, for people.
+    pub fn load(&self) -> String {
+        let load = |load: Option<f64>| load.map_or("?".to_owned(), |load| format!("{load:.1}"));
+        let (start, end) = (load(self.load_start), load(self.load_end));
+        format!("load average {start} at the start, {end} at the end")
+    }
+
+    /// The machine that this process runs on, at the end of a suite.
     pub fn here() -> Machine {
         let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = info.lines().find_map(|line| {
@@ -274,6 +300,8 @@ impl Machine {
             cpu: model.unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
             cores: base::thread::cpu_count(),
             kernel: name.release().to_string_lossy().into_owned(),
+            load_start: None,
+            load_end: load_average(),
         }
     }
 }
@@ -373,7 +401,15 @@ mod tests {
             extra,
         };
         let check = Check::new("MWCL/1 vs best kernel", 7.0, Comparison::AtLeast, 6.0);
-        let text = Report::new("fxmark", vec![row], vec![check]).json();
+        let report = Report::new("fxmark", vec![row], vec![check]);
+        let report = report.called(vec!["bench".to_owned()], Some(1.5));
+        assert!(
+            report
+                .machine
+                .load()
+                .starts_with("load average 1.5 at the start")
+        );
+        let text = report.json();
         let value: Value = serde_json::from_str(&text).unwrap();
         let keys = |value: &Value| -> Vec<String> {
             let mut keys: Vec<String> = value.as_object().unwrap().keys().cloned().collect();
@@ -382,9 +418,19 @@ mod tests {
         };
         assert_eq!(
             keys(&value),
-            ["checks", "machine", "notes", "rows", "suite", "version"]
+            [
+                "arguments",
+                "checks",
+                "machine",
+                "notes",
+                "rows",
+                "suite",
+                "version"
+            ]
         );
-        assert_eq!(keys(&value["machine"]), ["cores", "cpu", "kernel"]);
+        assert_eq!(value["arguments"][0], "bench");
+        let machine = ["cores", "cpu", "kernel", "load_end", "load_start"];
+        assert_eq!(keys(&value["machine"]), machine);
         let row = &value["rows"][0];
         assert_eq!(
             keys(row),

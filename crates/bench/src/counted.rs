@@ -74,4 +74,5 @@ pub fn put(extra: &mut Map<String, Value>, windows: &[Measured]) {
     put("requests_per_op", &|window| {
         window.counts.requests.map(|count| count as f64)
     });
+    Measured::put_seconds(extra, windows);
 }

@@ -90,11 +90,12 @@ pub fn render(report: &Report) -> String {
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width\">\
          <title>sheaf bench {suite}</title><style>{STYLE}</style></head><body>\n\
-         <h1>sheaf bench {suite}</h1>\n<p>Sheaf {}; {}, {} CPUs, Linux {}</p>\n",
+         <h1>sheaf bench {suite}</h1>\n<p>Sheaf {}; {}, {} CPUs, Linux {}; {}</p>\n",
         escape(report.version),
         escape(&machine.cpu),
         machine.cores,
         escape(&machine.kernel),
+        escape(&machine.load()),
     );
     let measured = report.rows.iter().filter(|row| !row.is_quotient());
     let targets = distinct(measured.map(|row| row.target.as_str()));

@@ -385,6 +385,10 @@ impl Series {
                 put(key, us);
             }
         }
+        put(
+            "window_s",
+            Spread::of(self.windows.iter().map(|w| w.seconds)).median,
+        );
         put("samples", times.len() as f64);
         let median = |get: &dyn Fn(&Window) -> f64| Spread::of(self.windows.iter().map(get)).median;
         put("cpu_percent", median(&Window::cpu_percent));

@@ -142,6 +142,13 @@ impl Measured {
         }
     }
 
+    /// How long the windows of a row were, into it: the median.
+    pub fn put_seconds(extra: &mut Map<String, Value>, windows: &[Measured]) {
+        let seconds = Spread::of(windows.iter().map(|window| window.seconds));
+        let seconds = (seconds.median * 1e6).round() / 1e6;
+        extra.insert("window_s".to_owned(), Value::from(seconds));
+    }
+
     /// CPU time of an operation in microseconds.
     pub fn cpu_us(&self) -> f64 {
         self.cpu_seconds * 1e6 / self.operations.max(1) as f64

@@ -8,8 +8,12 @@ use crate::contract::{Report, Row};
 pub fn render(report: &Report) -> String {
     let machine = &report.machine;
     let mut text = format!(
-        "{}; {}, {} CPUs, Linux {}\n\n",
-        report.suite, machine.cpu, machine.cores, machine.kernel
+        "{}; {}, {} CPUs, Linux {}; {}\n\n",
+        report.suite,
+        machine.cpu,
+        machine.cores,
+        machine.kernel,
+        machine.load()
     );
     let columns = columns(&report.rows);
     let headings: String = columns

@@ -409,13 +409,16 @@ fn show(
     suite: impl FnOnce(&dyn Fn(&str)) -> Result<Report, Failure>,
 ) -> Outcome {
     let page = options.html.as_deref().map(Page::open).transpose()?;
+    let load = bench::contract::load_average();
     let spinner = progress::bar("", 0);
     let report = suite(&|text| {
         spinner.set_message(text.to_owned());
         spinner.inc(1);
     });
     spinner.finish_and_clear();
-    let report = report?;
+    let arguments = std::env::args_os().skip(1);
+    let arguments = arguments.map(|argument| argument.to_string_lossy().into_owned());
+    let report = report?.called(arguments.collect(), load);
     let written = match page {
         Some(page) => page.write(&bench::html::render(&report)),
         None => Ok(()),

@@ -421,6 +421,7 @@ fn row(options: &Options, series: &Series) -> Row {
     let spread = Spread::of(rates());
     let mut extra = Map::new();
     Row::note_rates(&mut extra, rates());
+    Measured::put_seconds(&mut extra, &series.windows);
     let cpu = Spread::of(series.windows.iter().map(Measured::cpu_us));
     extra.insert("cpu_us_per_op".to_owned(), Value::from(cpu.median));
     let bytes = match series.access {

@@ -239,6 +239,7 @@ fn row(series: &Series) -> Row {
         extra.insert(key.to_owned(), Value::from(of.median));
     }
     Row::note_rates(&mut extra, rates.iter().copied());
+    Measured::put_seconds(&mut extra, &series.windows);
     Row {
         name: series.name.to_owned(),
         target: series.who.name().to_owned(),

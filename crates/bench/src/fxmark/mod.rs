@@ -447,8 +447,7 @@ fn row(series: &Series) -> Row {
     }
     let cpu_us = rounded(median(Measured::cpu_us), 1e3);
     extra.insert("cpu_us_per_op".to_owned(), cpu_us);
-    let seconds = rounded(median(|window| window.seconds), 1e6);
-    extra.insert("window_s".to_owned(), seconds);
+    Measured::put_seconds(&mut extra, &windows);
     let operations = median(|window| window.operations as f64);
     extra.insert("operations".to_owned(), Value::from(operations as u64));
     Background::put(&mut extra, &windows);
