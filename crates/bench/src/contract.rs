@@ -175,6 +175,14 @@ impl Check {
         }
     }
 
+    /// Of quantiles: one that is left out for want of samples is neither fast nor slow.
+    pub fn of_samples(mut self) -> Check {
+        if self.value.is_nan() {
+            self.doubt = Some("too few samples");
+        }
+        self
+    }
+
     /// It does not hold, whatever its value: that proves nothing.
     pub fn doubted(mut self, why: &'static str) -> Check {
         if self.ok {
@@ -330,6 +338,8 @@ mod tests {
         assert!(Check::new("a", 1.0, Comparison::AtMost, 2.0).ok);
         assert!(!Check::new("a", f64::NAN, Comparison::AtLeast, 0.0).ok);
         assert!(!Check::new("a", f64::NAN, Comparison::AtMost, 0.0).ok);
+        let sampled = Check::new("a", f64::NAN, Comparison::AtMost, 0.0).of_samples();
+        assert!(!sampled.ok && sampled.verdict() == "too few samples");
         assert!(!Check::new("a", 1.0 / 0.0, Comparison::AtLeast, 6.0).ok);
         assert!(!Check::new("a", -1.0 / 0.0, Comparison::AtMost, 6.0).ok);
     }

@@ -744,7 +744,8 @@ fn checks(rows: &[Row]) -> Vec<Check> {
         p99.unwrap_or(f64::NAN)
     });
     let raw = competing.raw_least("p99_us").unwrap_or(f64::NAN);
-    checks.push(competing.at_most("p99 vs raw's", own, Some(raw), 1.2));
+    let check = competing.at_most("p99 vs raw's", own, Some(raw), 1.2);
+    checks.push(check.map(Check::of_samples));
     checks.into_iter().flatten().collect()
 }
 
