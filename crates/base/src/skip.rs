@@ -3,7 +3,7 @@
 use std::fs::OpenOptions;
 use std::io::Write;
 
-/// A file to which each skipped test adds a line: its name, a tab, and what is missing.
+/// A file to which each skipped test adds a line: its package and name, a tab, and what is missing.
 pub const SKIPPED: &str = "SHEAF_SKIPPED";
 
 /// Notes that the calling test, or a part of it, is not run for want of `what`; it returns then.
@@ -13,7 +13,9 @@ pub fn skip(what: &str) {
         return;
     };
     let thread = std::thread::current();
-    let line = format!("{}\t{what}\n", thread.name().unwrap_or("unknown"));
+    let (package, name) = (std::env::var("CARGO_PKG_NAME"), thread.name());
+    let (package, name) = (package.unwrap_or_default(), name.unwrap_or("unknown"));
+    let line = format!("{package}::{name}\t{what}\n");
     let file = OpenOptions::new().append(true).create(true).open(&path);
     let noted = file.and_then(|mut file| file.write_all(line.as_bytes()));
     noted.unwrap_or_else(|error| panic!("{}: {error}", path.display()));

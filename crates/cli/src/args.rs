@@ -261,7 +261,7 @@ pub struct Cat {
 /// followed where they are named as a source without --recursive, or as the target; those in folders are copied as links. Fifos, sockets
 /// and device nodes are copied with --archive only. Never kept are the time of the last change of attributes, that of birth, flags
 /// of chattr(1), and which parts of a hole are preallocated. The devices of the file system itself are
-/// neither overwritten nor copied, by whatever name, and nothing is that the same command has made. What cannot be copied or kept is named, the rest is copied, and the exit status is 8.
+/// neither overwritten nor copied, whatever name or loop device leads to them (the disk of a partition is not known as such), and nothing is that the same command has made. What cannot be copied or kept is named, the rest is copied, and the exit status is 8.
 #[derive(Args, Debug)]
 pub struct Cp {
     #[command(flatten)]

@@ -5,7 +5,7 @@
 //! 2. Nobody can read more of a copy that is made than of the original, while it is made, too: files and folders are the
 //!    owner's alone until they have their permissions, folders after all that is in them.
 //! 3. What cannot be copied or kept is told, and the rest is copied.
-//! 4. The devices of the file system are neither written, removed nor read as files, whatever name leads to them.
+//! 4. The devices of the file system are neither written, removed nor read as files, whatever name or loop device leads to them; a disk is not known by its partitions.
 
 mod attributes;
 mod inwards;

@@ -55,7 +55,7 @@ pub fn checkpoint(args: &Checkpoint) -> Outcome {
     let checkpoint = checkpoint.map_err(|error| match &error {
         mount::Error::Ask { error, .. } if error.raw_os_error() == Some(libc::EROFS) => {
             Failure::new(format!(
-                "{} is a read-only mount: nothing is written to its devices, checkpoints neither",
+                "{} is read-only, mounted so or since an error, which its log has: nothing is written to its devices",
                 output::shown(&args.mountpoint)
             ))
         }

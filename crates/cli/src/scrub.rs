@@ -91,9 +91,8 @@ pub fn run(args: &args::Scrub) -> Outcome {
         refuse_or_warn(args, folder, error)?;
     }
     let state = go_on(args, &scrub, state, &file, &clock)?;
-    if kept.is_ok() {
-        file.remove();
-    }
+    // An earlier one's, or one that could be kept later.
+    file.remove();
     let errors = state.findings.iter().any(|f| f.severity != "notice");
     let errors_found = errors || state.more_findings > 0;
     let exit_code = if errors_found { ERRORS } else { 0 };

@@ -226,6 +226,10 @@ impl BlockDevice for LatencyDevice {
         self.below.logical_block()
     }
 
+    fn physical_block(&self) -> u32 {
+        self.below.physical_block()
+    }
+
     fn take_smaller_blocks(&self, bytes: u32) -> io::Result<()> {
         self.below.take_smaller_blocks(bytes)
     }

@@ -41,7 +41,11 @@ pub fn proves(array: &Array, device: usize) -> Result<Proof, Error> {
     let copies_of = |copy: usize| -> Result<Vec<CheckpointRecord>, Error> {
         let mut records = Vec::new();
         for slot in [0, 1] {
-            let block = array.read_slot(slot, copy)?;
+            let block = match array.read_slot(slot, copy) {
+                Ok(block) => block,
+                Err(error) if copy == device => return Err(error.into()),
+                Err(_) => continue,
+            };
             records.extend(CheckpointRecord::parse(&block, &array.uuid()).ok());
         }
         records.sort_by_key(|record| record.sequence.get());
@@ -50,7 +54,9 @@ pub fn proves(array: &Array, device: usize) -> Result<Proof, Error> {
     // Copy 0 lies on device 0, copy 1 on device 1. Of the others' one that can be read is enough; an own record that cannot be may be the objection.
     let others = [0, 1].into_iter().filter(|copy| *copy != device);
     let others = others
-        .filter_map(|copy| copies_of(copy).ok())
+        .map(copies_of)
+        .collect::<Result<Vec<_>, _>>()?
+        .into_iter()
         .max_by_key(|records| records.last().map(|record| record.sequence.get()));
     let others = others.unwrap_or_default();
     let Some(record) = others.last() else {

@@ -29,7 +29,7 @@
 //! reaches, nor any data that the journal's end rests on (so the next repair finds the same end, and the same doubts: no batch
 //! confirms it, as recovery's does), then a flush, then the record, into the slot that the state so far is not in. *That
 //! is the one commit point.* Before it a repeat begins from the very same state; after it the
-//! repair is done.
+//! repair is done, but for labels of old devices, by which the array is refused until they are written.
 //!
 //! Invariants:
 //! 1. A segment is written only if nothing that the old record reaches, damaged or not, and

@@ -30,7 +30,7 @@ pub const BLOCK_SHIFT: u32 = 12;
 /// The version this code writes, and the only one it reads: a label with another is refused.
 /// Version 2 keys the checksums of journal batches by the array's label; version 4 packs inodes, names
 /// and records; version 5 keeps the last page of a
-/// file that grows by synced appends in its inode; version 6 has checksums of data in the journal.
+/// file that grows by synced appends in its inode; version 6 has checksums of data in the journal; version 7 keys those of items, too.
 pub const FORMAT_VERSION: u32 = 7;
 
 /// The most devices one array can have.

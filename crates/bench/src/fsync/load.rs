@@ -421,7 +421,7 @@ impl Load for OnDevice<'_> {
         Ok(match self.kind {
             // As a journal has them.
             Kind::Append => {
-                let block = self.devices[0].logical_block() as usize;
+                let block = self.devices[0].physical_block() as usize;
                 self.writes(thread, block, false)
             }
             Kind::Competing if thread > 0 => self.stream(),

@@ -108,6 +108,10 @@ impl BlockDevice for Counted {
         self.below.logical_block()
     }
 
+    fn physical_block(&self) -> u32 {
+        self.below.physical_block()
+    }
+
     fn memory_align(&self) -> usize {
         self.below.memory_align()
     }

@@ -180,7 +180,7 @@ fn a_checkpoint_of_a_read_only_mount_is_refused_as_that() {
     let mounted = Mounted::new(&["-o", "ro"]);
     sheaf(&["checkpoint"], &[], std::slice::from_ref(&mounted.at))
         .exits(OPERATIONAL)
-        .says("is a read-only mount");
+        .says("is read-only, mounted so");
 }
 
 /// Interrupted, it began anew, and nobody had been told that it would.

@@ -159,12 +159,13 @@ impl<C: Content> Salvage<C> {
     }
 
     /// **The commit point** of a repair: writes everything that changed beside what is there, then
-    /// the record. After an error, or a crash before the record, the devices hold the old state. Labels of old devices
-    /// say so until the record is there: else a mount would take them for as new as the others, which they are not without the repair.
+    /// the record. After an error, or a crash before the record, the devices hold the old state. Labels of old devices are left as they are: else a mount
+    /// would take them for as new as the others, which they are not without the repair. Returns the mount that all labels are to say when it is done
+    /// ([`Array::note_mount`](device::Array::note_mount)); until they do, the array is refused as before.
     ///
     /// # Errors
     /// [`Error::NoSpace`] when there is no room beside the old state.
-    pub fn publish(self) -> Result<(), SalvageError> {
+    pub fn publish(self) -> Result<u64, SalvageError> {
         self.store.segments.keep_out(&self.occupied);
         let (array, mount) = (&self.store.array, self.store.journal.mount_id);
         let old = outdated(array).iter().map(|old| old.device).collect();
@@ -175,7 +176,6 @@ impl<C: Content> Salvage<C> {
         let mut report = CheckpointReport::default();
         self.store
             .write_checkpoint(&mut state, false, &[], &mut report)?;
-        array.note_mount(mount).map_err(Error::from)?;
-        Ok(())
+        Ok(mount)
     }
 }

@@ -3,8 +3,8 @@
 //!
 //! Invariants:
 //! 1. Extents of one file never overlap, and none reaches past the key range of its leaf.
-//! 2. One operation changes one leaf (which may split). Its record is bounded by the leaf
-//!    and by the number of changes, at most [`CHANGES_MAX`].
+//! 2. One operation changes one leaf, which may split, or go if nothing is left in it, with index nodes above. Its record is bounded by the leaf,
+//!    the depth of the tree, and the number of changes, at most [`CHANGES_MAX`].
 //! 3. The shape of a file's tree changes only under its exclusive I/O lock, or under the shared
 //!    one together with the flusher lock; so a leaf bound looked up there stays true.
 

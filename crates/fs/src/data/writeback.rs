@@ -192,7 +192,7 @@ impl Files {
         Ok(())
     }
 
-    /// One batch of these pages; returns where to go on. A failure is latched.
+    /// One batch of these pages; returns where to go on, which may be before them. A failure is latched.
     pub(super) fn flush_pass(
         &self,
         state: &Arc<FileState>,
@@ -286,7 +286,7 @@ impl Files {
         let covered = layout.covered;
         let done = &copies.pages[..covered];
         let left = copies.pages.get(covered).copied();
-        let rest = before.or(left).or(beyond);
+        let rest = left.or(beyond);
         let synced = synced && rest.is_none();
         layout.at_once = synced && small;
         if synced && how == How::Alone && (small || !self.keeps_pace()) {

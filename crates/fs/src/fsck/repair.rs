@@ -17,11 +17,11 @@
 //! 3. When the check finds nothing more, the space maps are made from the files, and the check runs
 //!    once more, over everything. If it finds anything, nothing is written.
 //! 4. `Salvage::publish`, **the one commit point**: a checkpoint beside the old state.
-//! 5. Copies of labels and checkpoint records; then the file system is opened and closed once, which
+//! 5. Labels of old devices, which are refused until then; copies of labels and checkpoint records; then the file system is opened and closed once, which
 //!    deletes unlinked files and makes both checkpoint slots good.
 //!
 //! An interruption before step 4's record leaves the old state, and the repeat starts from it; after
-//! it the file system is sound, and a repeat does what is left of step 5. So a repair that is
+//! it the file system is sound, and a repeat does what is left of step 5; it names old devices again whose labels it finds. So a repair that is
 //! interrupted any number of times ends like one that is not.
 //!
 //! **Who keeps what two claim.** A block: the file that has a name before one that has none, then
@@ -411,16 +411,19 @@ fn write(
         });
     };
     step(0);
-    if let Some(salvage) = salvage
-        && let Err(error) = salvage.publish()
-    {
-        // Nothing was published; a failed device is the caller's to know.
-        return match error {
-            SalvageError::Store(error @ engine::Error::Device(_)) => Err(error.into()),
-            error => outcome_of(error),
-        };
+    let mut mount = None;
+    if let Some(salvage) = salvage {
+        match salvage.publish() {
+            Ok(published) => mount = Some(published),
+            // Nothing was published; a failed device is the caller's to know.
+            Err(SalvageError::Store(error @ engine::Error::Device(_))) => return Err(error.into()),
+            Err(error) => return outcome_of(error),
+        }
     }
     step(1);
+    if let Some(mount) = mount {
+        array.note_mount(mount).map_err(engine::Error::from)?;
+    }
     {
         let _writer = array.writer().map_err(engine::Error::from)?;
         array.repair_labels().map_err(engine::Error::from)?;

@@ -260,17 +260,27 @@ impl Blocks {
         if !self.any_shared() {
             return None;
         }
-        let blocks = extent.block.0..extent.block.0 + extent.len as u64;
-        blocks.map(Block).find(|block| self.is_shared(*block))
+        let (mut block, end) = (extent.block.0, extent.block.0 + extent.len as u64);
+        while block < end {
+            let (chunk, start) = self.geometry.chunk_of(Block(block))?;
+            let len = (end - block).min((self.geometry.chunk_blocks - start) as u64) as u32;
+            let claims = self.chunks[chunk as usize].lock();
+            let shared = |index: &u32| {
+                let word = claims.again.get(*index as usize / 64);
+                word.is_some_and(|word| word >> (index % 64) & 1 == 1)
+            };
+            if !claims.again.is_empty()
+                && let Some(index) = (start..start + len).find(shared)
+            {
+                return Some(Block(block + u64::from(index - start)));
+            }
+            block += u64::from(len);
+        }
+        None
     }
 
     pub fn is_shared(&self, block: Block) -> bool {
-        let Some((chunk, index)) = self.geometry.chunk_of(block) else {
-            return false;
-        };
-        let claims = self.chunks[chunk as usize].lock();
-        let word = claims.again.get(index as usize / 64);
-        word.is_some_and(|word| word >> (index % 64) & 1 == 1)
+        self.first_shared(Extent { block, len: 1 }).is_some()
     }
 
     fn words(&self) -> usize {

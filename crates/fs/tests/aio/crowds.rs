@@ -576,7 +576,9 @@ fn before_faults(slots: &[Slot], rng: &mut Rng, most: Duration) {
 fn break_things(world: &World, slots: &[Slot], seed: u64, time: Duration, end: u64) {
     let mut rng = Rng::new(seed * 100 + 77);
     before_faults(slots, &mut rng, time / 2);
-    while now_ns() < end {
+    let mut turns = 0;
+    while now_ns() < end || turns < 20 {
+        turns += 1;
         let device = rng.pick(&world.devices);
         match rng.below(12) {
             // Mostly not what makes the file system fail.
