@@ -36,6 +36,9 @@ const BUFFER_BYTES: usize = 192 << 20;
 /// Memory limit per thread of a checkpoint.
 const WORKER_BYTES: usize = 32 << 20;
 
+/// Memory for what atomic writes have staged, however little there is.
+const ATOMIC_BYTES_MIN: usize = 1 << 20;
+
 /// Bytes of metadata that an empty file takes, about: its inode, its name, its entry in the table.
 const EMPTY_FILE: u64 = 256;
 
@@ -74,7 +77,7 @@ impl FsOptions {
         self.store.node_cache_bytes = nodes;
         self.store.dirty_bytes = Some(nodes / 3);
         self.store.staging_bytes = (rest / 64).clamp(128 << 10, engine::STAGING_MAX);
-        self.atomic_bytes = Some((rest / 8).min(ALL_BYTES_MAX));
+        self.atomic_bytes = Some((rest / 8).clamp(ATOMIC_BYTES_MIN, ALL_BYTES_MAX));
         // Each packs a segment of its own in a checkpoint.
         let workers = (bytes / WORKER_BYTES).max(2);
         self.store.workers = self.store.workers.min(workers);
