@@ -262,6 +262,16 @@ impl Changed {
     fn rot(&self, kind: ItemKind, id: u64) {
         rot(&self.world, newest(&self.items, kind, id));
     }
+
+    /// Both nodes are there as they were last, and all others, before the repair is published and after.
+    fn comes_of(&self, salvage: Salvage<Numbers>) {
+        for nid in [self.first, self.second] {
+            assert_eq!(found(salvage.store(), nid).unwrap()[0], 77);
+        }
+        publish(salvage);
+        let (findings, nodes) = self.world.verify();
+        assert_eq!((findings, nodes.len()), (Vec::new(), 21));
+    }
 }
 
 /// Bytes at the end of the segment that an item lies in, where nothing has been written.
@@ -290,12 +300,7 @@ fn a_lost_page_of_which_all_below_is_found_costs_nothing() {
         let salvage = all.world.salvage().unwrap();
         assert!(salvage.losses().iter().any(|loss| loss.object == object));
         assert_eq!(lost(&salvage), [], "{:?}", salvage.losses());
-        for nid in [all.first, all.second] {
-            assert_eq!(found(salvage.store(), nid).unwrap()[0], 77);
-        }
-        publish(salvage);
-        let (findings, nodes) = all.world.verify();
-        assert_eq!((findings, nodes.len()), (Vec::new(), 21));
+        all.comes_of(salvage);
     }
 }
 
@@ -333,12 +338,7 @@ fn an_image_that_was_moved_is_found_where_it_is_now() {
     all.rot(ItemKind::TableLeaf, nid.0 / LEAF_NIDS);
     let salvage = all.world.salvage().unwrap();
     assert_eq!(lost(&salvage), [Object::LeafPage(nid.0 / LEAF_NIDS)]);
-    for nid in [nid, all.second] {
-        assert_eq!(found(salvage.store(), nid).unwrap()[0], 77);
-    }
-    publish(salvage);
-    let (findings, nodes) = all.world.verify();
-    assert_eq!((findings, nodes.len()), (Vec::new(), 21));
+    all.comes_of(salvage);
 }
 
 /// What looks like an item, and is another file system's or of no node or page that this table can have, was found in the data of a file, or has been
@@ -389,12 +389,7 @@ fn what_no_table_of_this_array_can_have_is_not_taken_for_a_part_of_it() {
     }
     let salvage = all.world.salvage().unwrap();
     assert_eq!(lost(&salvage)[0], Object::Store);
-    for nid in [nid, all.second] {
-        assert_eq!(found(salvage.store(), nid).unwrap()[0], 77);
-    }
-    publish(salvage);
-    let (findings, nodes) = all.world.verify();
-    assert_eq!((findings, nodes.len()), (Vec::new(), 21));
+    all.comes_of(salvage);
 }
 
 /// Of a leaf page that is lost an older copy names a later state of a node than any that is found. What was found may refer to what
