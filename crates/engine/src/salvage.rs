@@ -40,7 +40,7 @@
 //! 3. No version falls: a dropped node's tombstone has the next version, and nids whose versions
 //!    are lost start again far above whatever was seen of them.
 //! 4. Memory: the journal, what replay changed, the nodes of lost leaf pages, what the caller
-//!    changes, and 40 bytes for each nid of a lost part of the table.
+//!    changes, 40 bytes for each nid of a lost part of the table, and as many for each further copy of an image there.
 
 mod publish;
 mod scan;
