@@ -82,6 +82,8 @@ impl PageCache {
                 end = range.end;
                 frames.touch(range.start * BLOCK_SIZE..range.end * BLOCK_SIZE);
                 touched.end.store(end, Ordering::Relaxed);
+                // Else whoever is woken on this CPU waits for the kernel's next tick.
+                base::thread::yield_now();
                 continue;
             }
             if now >= self.capacity() {

@@ -91,6 +91,7 @@ impl Files {
         }
         self.balance(&file.state)?;
         let written = self.write_parts(file, offset, parts, len)?;
+        self.give_way(written);
         self.check_open_still()?;
         if file.has(libc::O_DSYNC) {
             self.fsync(file, !file.has(libc::O_SYNC))?;

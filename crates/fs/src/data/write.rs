@@ -134,6 +134,7 @@ impl Files {
             true => data.len(),
             false => self.write_more(file, offset, data)?,
         };
+        self.give_way(written);
         self.check_open_still()?;
         if file.has(libc::O_DSYNC) {
             self.fsync(file, !file.has(libc::O_SYNC))?;
@@ -188,6 +189,7 @@ impl Files {
         }
         self.balance(&file.state)?;
         let done = self.write_end(file, data)?;
+        self.give_way(done.1);
         self.check_open_still()?;
         if file.has(libc::O_DSYNC) {
             self.fsync(file, !file.has(libc::O_SYNC))?;

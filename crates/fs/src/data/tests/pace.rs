@@ -311,6 +311,37 @@ fn who_syncs_does_not_make_room_for_others() {
     assert!(m.files.dirty_pages() <= 1024);
 }
 
+/// A thread that copies all the time kept who syncs waiting for its CPU.
+#[test]
+fn who_copies_much_into_the_cache_beside_syncs_offers_its_cpu_now_and_then() {
+    const MIB: usize = 1 << 20;
+    let world = World::new(95, 64, FRAMES);
+    let m = world.mount();
+    let (small, large) = (synced_file(&m), m.open(m.make()));
+    // What this thread has written until now counts as well: it begins anew with the next.
+    m.files.give_way(MIB);
+    assert!(!m.files.give_way(MIB), "nobody syncs");
+    sync_one(&m, &small, 1);
+    m.files.give_way(MIB);
+    assert!(!m.files.give_way(MIB - BLOCK_SIZE));
+    assert!(m.files.give_way(BLOCK_SIZE));
+    // Every way to write counts.
+    let rest = || m.files.give_way(BLOCK_SIZE);
+    let part = pattern(2, MIB - BLOCK_SIZE);
+    m.write(&large, 0, &part);
+    assert!(rest() && !rest());
+    m.files.give_way(MIB);
+    m.files.append(&large, &part).unwrap();
+    assert!(rest());
+    for page in 0..255 {
+        m.write(&large, page * PAGE, &part[..BLOCK_SIZE]);
+    }
+    assert!(rest() && !rest());
+    world.clock.advance(Duration::from_secs(3));
+    assert!(!m.files.give_way(MIB));
+    m.close();
+}
+
 /// A flush that fails in a turn is one that failed for whoever wrote in place before: the next sync tells them.
 #[test]
 fn a_flush_between_pieces_that_fails_is_told_to_all_that_wrote_before() {
