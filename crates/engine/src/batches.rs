@@ -365,7 +365,13 @@ impl<'a> Walk<'a> {
         let (mut next, mut last_epoch, mut loss) = (self.next, self.last_epoch, self.loss);
         let beyond = Beyond::look(&mut RingReader::new(array), array, record, next)?;
         let (mut unconfirmed, mut unread, mut vouched) = (false, Vec::new(), Vec::new());
-        for one in self.vouching {
+        let all: u64 = self.vouching.iter().map(|one| blocks_of(&one.sums)).sum();
+        let is_possible = all <= UNDER_WAY * array.geometry().total_blocks();
+        if !is_possible {
+            let what = "its batches vouch for more data than can have been on its way";
+            loss.get_or_insert_with(|| Damage::new("journal", what));
+        }
+        for one in self.vouching.into_iter().take_while(|_| is_possible) {
             let sure = one.at.sequence <= beyond.durable_sequence;
             let mut doubts = Vec::new();
             match all_there(array, &one.sums, &mut doubts) {
@@ -445,12 +451,23 @@ impl fmt::Display for Unread {
     }
 }
 
+/// Blocks that these are of.
+fn blocks_of(sums: &[(Nid, DataSum)]) -> u64 {
+    sums.iter().map(|(_, sum)| u64::from(sum.blocks)).sum()
+}
+
 /// Whether data is there, but for what is `unread`; that gets nothing when something is not there: that is enough to know.
+/// Of one batch, in which no block is twice.
 pub(crate) fn all_there(
     array: &Array,
     sums: &[(Nid, DataSum)],
     unread: &mut Vec<Unread>,
 ) -> Result<bool, Damage> {
+    let blocks = blocks_of(sums);
+    if blocks > array.geometry().total_blocks() {
+        let what = format!("a batch vouches for {blocks} blocks, which is more than there are");
+        return Err(Damage::new("journal", what));
+    }
     let mut refused = Vec::new();
     for (nid, sum) in sums {
         match data_is(array, sum)? {
@@ -708,5 +725,54 @@ impl Beyond {
             );
             (durable >= sequence).then(|| Damage::new("journal", what))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recovery::{RecoveryReport, newest_record};
+    use crate::testing;
+    use device::BlockDevice;
+    use device::sim::SimDevice;
+
+    /// Of a whole array of zeros, again and again, whose checksum anybody knows: looking at all of it took as long as somebody liked.
+    #[test]
+    fn a_journal_that_vouches_for_more_data_than_there_is_is_damaged() {
+        let array = testing::format(SimDevice::new(64 << 20, 1) as Arc<dyn BlockDevice>);
+        let mut blocks = 0..array.geometry().total_blocks();
+        let chunk = |block: &u64| array.geometry().chunk_of(Block(*block)).is_some();
+        let (first, last) = (blocks.find(chunk).unwrap(), blocks.rfind(chunk).unwrap());
+        let count = (last - first).min(1024) as usize;
+        let sum = DataSum {
+            block: Block(first),
+            blocks: count as u32,
+            crc: checksum(0, &vec![0; count * BLOCK_SIZE]),
+        };
+        let often = array.geometry().total_blocks() as usize / count;
+        let sums = |times: usize| vec![(Nid(1), sum); times];
+        let mut unread = Vec::new();
+        assert_eq!(all_there(&array, &sums(often), &mut unread), Ok(true));
+        let refused = all_there(&array, &sums(often + 1), &mut unread).unwrap_err();
+        assert!(
+            refused.to_string().contains("more than there are"),
+            "{refused}"
+        );
+
+        // A few at a time, in many batches.
+        let record = newest_record(&array, &mut RecoveryReport::default()).unwrap();
+        for (batches, is_possible) in [(UNDER_WAY, true), (UNDER_WAY + 1, false)] {
+            let mut walk = Walk::begin(&array, &record).unwrap();
+            for _ in 0..batches {
+                walk.vouching.push_back(Vouching {
+                    at: walk.next,
+                    epoch_before: walk.last_epoch,
+                    sums: sums(often),
+                });
+            }
+            let loss = walk.end().unwrap().loss.map(|loss| loss.to_string());
+            let told = loss.is_some_and(|loss| loss.contains("on its way"));
+            assert_eq!(told, !is_possible);
+        }
     }
 }
