@@ -18,10 +18,10 @@
 use base::atomic::{AtomicU64, Ordering};
 use base::canary::{Canary, planted};
 
-/// Threads at work are counted below this, writes in flight from here on.
-const FLIGHT: u64 = 1 << 12;
-/// Writes that have begun are counted from here on. That 2^40 begin while somebody reads, and none of them is under way, never is.
-const BEGUN: u64 = 1 << 24;
+/// Threads at work are counted below this, many more than a process has; writes in flight from here on.
+const FLIGHT: u64 = 1 << 18;
+/// Writes that have begun are counted from here on. That 2^34, or a multiple, begin while somebody reads, and none of them is under way, never is.
+const BEGUN: u64 = 1 << 30;
 /// Writes in flight at most, so that threads that look at once and then count themselves stay below the next field.
 const FLIGHTS_MAX: u64 = 2048;
 
