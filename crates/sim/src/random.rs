@@ -142,6 +142,9 @@ impl Setting {
             shape.options.hash_mask = Some(0xF << 60);
         }
         shape.tight = Rng::new(seed ^ 0x0716_4117).one_in(3);
+        let mut others = Rng::new(seed ^ 0x0CAC_4E00);
+        shape.has_cache = !others.one_in(6);
+        shape.options.store.discard = others.one_in(3);
         let calm = rng.one_in(2) && trouble == Trouble::None;
         if !calm {
             let options = &mut shape.options;

@@ -37,6 +37,8 @@ pub struct Shape {
     pub stripe: u64,
     /// Logical block of the devices, in bytes: what the journal is aligned to.
     pub logical_block: u32,
+    /// Whether the devices have a cache that a power cut empties.
+    pub has_cache: bool,
     /// Batches written to the journal beforehand, so that its ring wraps soon.
     pub age: u32,
     /// Trees have small nodes ([`base::tight`]).
@@ -69,6 +71,7 @@ impl Shape {
             devices: vec![bytes; devices as usize],
             stripe: 64 << 10,
             logical_block: 512,
+            has_cache: true,
             age: 0,
             tight: false,
             topology: Topology::PerCore,
@@ -133,13 +136,21 @@ pub struct CrashPoint {
 }
 
 impl CrashPoint {
-    /// The devices as they come back, with a hash of all that is on them.
+    /// The devices as they come back, with a hash of all that is on them. Mixed, it is one time in three a class of its own for each device.
     pub fn crash(&self, survival: Survival, rng: &mut Rng) -> Crashed {
         let switch = PowerSwitch::new();
+        let apart = survival == Survival::Mixed && self.devices.len() > 1 && rng.one_in(3);
+        let survivals = Survival::ALL;
         let devices: Vec<Arc<SimDevice>> = self
             .devices
             .iter()
-            .map(|d| d.restart_with(survival, rng).fork(&switch))
+            .map(|device| {
+                let survival = match apart {
+                    true => *rng.pick(&survivals),
+                    false => survival,
+                };
+                device.restart_with(survival, rng).fork(&switch)
+            })
             .collect();
         let hash = devices.iter().fold(0u64, |hash, d| {
             hash.wrapping_mul(0x9E37_79B9_7F4A_7C15)
@@ -350,6 +361,10 @@ impl BlockDevice for Tapped {
         self.inner.info()
     }
 
+    fn has_cache(&self) -> bool {
+        self.inner.has_cache()
+    }
+
     fn run(&self, requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>) {
         // Batches of several devices are in flight at once: this one has started, and completes
         // after those that start meanwhile.
@@ -419,7 +434,10 @@ impl Machine {
             let seed = seed.wrapping_mul(31).wrapping_add(i as u64);
             let name = format!("sim{i}");
             let switch = Arc::clone(&switch);
-            let device = SimDevice::with(&name, *bytes, shape.logical_block, seed, switch);
+            let mut device = SimDevice::with(&name, *bytes, shape.logical_block, seed, switch);
+            if !shape.has_cache {
+                device = device.without_cache();
+            }
             if let Some(contents) = image.contents.get(i) {
                 device.restore(contents);
             }

@@ -47,6 +47,8 @@ pub(super) struct Cached {
     pub replaced: Vec<bool>,
     /// A flush failed after it: no later flush makes it durable.
     pub doomed: bool,
+    /// Flushes that were begun before it was complete, and do not make it durable.
+    pub before: u64,
 }
 
 impl Cached {
@@ -56,6 +58,7 @@ impl Cached {
             replaced: vec![false; bytes.len() / SECTOR],
             bytes,
             doomed: false,
+            before: 0,
         }
     }
 

@@ -9,12 +9,14 @@
 //! newest older write of it that survived, or the durable contents.
 //!
 //! A durable write survives from its completion on; it does nothing for other writes. A
-//! flush makes every write completed before it durable. The write in flight when the power
-//! goes, and those of its batch that have not completed, on whichever devices, are like completed
+//! flush makes every write durable that was complete when it was begun, and none that completes while it takes its time. The write in flight when the power
+//! goes, those of its batch that have not completed, on whichever devices, and under the seeded scheduler those of other threads, are like completed
 //! volatile writes, durable or not; a flush in flight does nothing. So are writes that somebody has in his queue
 //! and has not reaped: they may happen at any time, whatever completes before or after them. Every device loses its own
 //! writes, and flushing one says nothing of another; a [`PowerSwitch`] cuts several at one moment.
 //! After the cut every operation fails until [`SimDevice::restart`].
+//!
+//! A device may have no cache ([`SimDevice::without_cache`]): then every write is a durable one.
 //!
 //! A discarded range reads as zeros or as before, sector by sector, and that is as volatile
 //! as a write.
@@ -63,6 +65,7 @@ use crate::topology::Topology;
 use base::clock::Clock;
 use base::rng::Rng;
 use base::sync::{Condvar, Mutex, MutexGuard, rank};
+use base::thread;
 use cached::Cached;
 use faults::{Fault, Faults, medium_error, no_device, no_power};
 use pages::{Pages, hash_bytes, hash_pages, load, mix, store};
@@ -99,6 +102,7 @@ pub struct SimDevice {
     name: String,
     bytes: u64,
     logical_block: u32,
+    has_cache: bool,
     switch: Arc<PowerSwitch>,
     state: Mutex<State>,
     pace: Mutex<Pace>,
@@ -135,6 +139,7 @@ impl SimDevice {
             name: name.to_owned(),
             bytes,
             logical_block,
+            has_cache: true,
             switch,
             state: Mutex::new(rank::DEVICE_STATE, State::new(seed)),
             pace: Mutex::new(
@@ -150,6 +155,13 @@ impl SimDevice {
         })
     }
 
+    /// A new device without a cache: every write is durable when it has completed.
+    pub fn without_cache(self: Arc<SimDevice>) -> Arc<SimDevice> {
+        let mut device = Arc::into_inner(self).expect("nobody else has it yet");
+        device.has_cache = false;
+        Arc::new(device)
+    }
+
     /// Another device like this one, in a state of its own and without faults.
     fn like(&self, mut state: State, switch: &Arc<PowerSwitch>) -> Arc<SimDevice> {
         state.faults = Faults::default();
@@ -162,7 +174,10 @@ impl SimDevice {
             Arc::clone(switch),
         );
         *like.state.lock() = state;
-        like
+        match self.has_cache {
+            true => like,
+            false => like.without_cache(),
+        }
     }
 
     /// Another device like this one that starts with these contents, durably.
@@ -237,8 +252,7 @@ impl SimDevice {
             if let Operation::Write { offset, buf, .. } = &request.operation
                 && !buf.is_empty()
             {
-                store(&mut copy.current, *offset, buf);
-                copy.cached.push(Cached::new(*offset, (*buf).into()));
+                copy.cache(*offset, buf);
             }
         }
         self.like(copy, switch)
@@ -458,17 +472,42 @@ impl SimDevice {
 /// Operations.
 impl SimDevice {
     fn perform(&self, operation: &mut Operation<'_>) -> io::Result<()> {
+        let flush = self.begin_flush(operation);
         self.spend_time();
-        self.perform_on(self.answering(), operation)
+        self.perform_on(self.answering(), operation, flush)
+    }
+
+    /// The number of a flush.
+    fn begin_flush(&self, operation: &Operation<'_>) -> u64 {
+        match operation {
+            Operation::Flush => self.state.lock().begin_flush(),
+            _ => 0,
+        }
+    }
+
+    /// The marks of writes that are under way while other threads go on.
+    fn take_in_hand(&self, batch: &[Request<'_>]) -> Vec<Option<u64>> {
+        if !thread::is_scheduled() || self.switch.is_cut() {
+            return vec![None; batch.len()];
+        }
+        let mut state = self.state.lock();
+        let mut mark = |request: &Request<'_>| match &request.operation {
+            Operation::Write { offset, buf, .. } if !buf.is_empty() => {
+                Some(state.take_in_hand(*offset, buf))
+            }
+            _ => None,
+        };
+        batch.iter().map(&mut mark).collect()
     }
 
     /// As [`perform`](Self::perform), unless the device is stuck.
     fn perform_if_it_answers(&self, operation: &mut Operation<'_>) -> Option<io::Result<()>> {
+        let flush = self.begin_flush(operation);
         self.spend_time();
         let state = self.state.lock();
         match state.is_stuck() {
             true => None,
-            false => Some(self.perform_on(state, operation)),
+            false => Some(self.perform_on(state, operation, flush)),
         }
     }
 
@@ -476,8 +515,9 @@ impl SimDevice {
         &self,
         mut state: MutexGuard<'_, State>,
         operation: &mut Operation<'_>,
+        flush: u64,
     ) -> io::Result<()> {
-        let outcome = self.attempt(&mut state, operation);
+        let outcome = self.attempt(&mut state, operation, flush);
         let kind = match operation {
             Operation::Read { .. } => 1,
             Operation::Write {
@@ -499,7 +539,12 @@ impl SimDevice {
         outcome
     }
 
-    fn attempt(&self, state: &mut State, operation: &mut Operation<'_>) -> io::Result<()> {
+    fn attempt(
+        &self,
+        state: &mut State,
+        operation: &mut Operation<'_>,
+        flush: u64,
+    ) -> io::Result<()> {
         let power = self.admit(state)?;
         self.check(operation)?;
         match operation {
@@ -509,8 +554,14 @@ impl SimDevice {
                 offset,
                 buf,
                 durability,
-            } => state.write(*offset, buf, *durability, power),
-            Operation::Flush => state.flush(power),
+            } => {
+                let durability = match self.has_cache {
+                    true => *durability,
+                    false => Durability::Durable,
+                };
+                state.write(*offset, buf, durability, power)
+            }
+            Operation::Flush => state.flush(flush, power),
         }
     }
 
@@ -647,10 +698,19 @@ impl BlockDevice for SimDevice {
         }
     }
 
+    fn has_cache(&self) -> bool {
+        self.has_cache
+    }
+
     fn run(&self, requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>) {
         let _batch = InBatch::enter();
-        for request in requests {
-            request.error = self.perform(&mut request.operation).err();
+        let marks = self.take_in_hand(requests);
+        for (request, mark) in requests.iter_mut().zip(marks) {
+            let result = self.perform(&mut request.operation);
+            if let Some(mark) = mark {
+                self.state.lock().performed(mark, &result);
+            }
+            request.error = result.err();
         }
         if let Some(meanwhile) = meanwhile {
             meanwhile();

@@ -8,8 +8,6 @@
 //!    answers again.
 
 use super::SimDevice;
-use super::cached::Cached;
-use super::faults::is_no_power;
 use super::power::InBatch;
 use crate::queue::{Ended, Kind, Part, Queue, Wake};
 use base::rng::Rng;
@@ -21,7 +19,6 @@ pub(super) struct SimQueue {
     in_hand: Vec<Held>,
     ended: Vec<Ended>,
     order: Rng,
-    next: u64,
 }
 
 /// A part in hand, and the mark of a write that the device knows of.
@@ -38,7 +35,6 @@ impl SimQueue {
             in_hand: Vec::new(),
             ended: Vec::new(),
             order: Rng::new(seed),
-            next: seed,
         }
     }
 }
@@ -94,10 +90,8 @@ impl SimQueue {
     fn start(&mut self, part: Part) {
         let is_write = matches!(part.kind, Kind::Write(_)) && !part.segment.is_empty();
         let mark = is_write.then(|| {
-            self.next = self.next.wrapping_add(1);
-            let write = Cached::new(part.offset, part.segment.bytes().into());
-            self.device.state.lock().in_hand.push((self.next, write));
-            self.next
+            let mut state = self.device.state.lock();
+            state.take_in_hand(part.offset, part.segment.bytes())
         });
         self.in_hand.push(Held { part, mark });
     }
@@ -123,15 +117,9 @@ impl SimQueue {
             return false;
         };
         let Held { part, mark } = self.in_hand.swap_remove(at);
-        let mut state = self.device.state.lock();
-        let mine = |write: &mut (u64, Cached)| Some(write.0) == mark;
-        let write = state.in_hand.extract_if(.., mine).next();
-        if let Some((_, write)) = write
-            && result.as_ref().is_err_and(is_no_power)
-        {
-            state.lose_in_hand(write);
+        if let Some(mark) = mark {
+            self.device.state.lock().performed(mark, &result);
         }
-        drop(state);
         self.ended.push(Ended { part, result });
         true
     }

@@ -2,7 +2,7 @@
 
 use super::SECTOR;
 use super::cached::Cached;
-use super::faults::{FaultKind, Faults, Struck, medium_error, no_power, strikes};
+use super::faults::{FaultKind, Faults, Struck, is_no_power, medium_error, no_power, strikes};
 use super::pages::{PAGE, Pages, any_in, load, page_mut, store};
 use super::power::Power;
 use crate::block::Durability;
@@ -18,8 +18,12 @@ pub(super) struct State {
     /// What reads see.
     pub current: Pages,
     pub cached: Vec<Cached>,
-    /// Writes that somebody has in flight and has not reaped, by marks of their own: any part of each may have happened.
+    /// Writes that somebody has in flight, by marks of their own: any part of each may have happened.
     pub in_hand: Vec<(u64, Cached)>,
+    /// Marks that were given.
+    marks: u64,
+    /// Flushes that were begun.
+    flushes: u64,
     /// Decides what a failed operation leaves, and what a discard does.
     pub rng: Rng,
     /// Decides which faults strike by themselves, and where.
@@ -44,6 +48,8 @@ impl State {
             current: Pages::new(),
             cached: Vec::new(),
             in_hand: Vec::new(),
+            marks: 0,
+            flushes: 0,
             rng: Rng::new(seed),
             fortune: Rng::new(!seed),
             faults: Faults::default(),
@@ -77,10 +83,44 @@ impl State {
         }
     }
 
-    /// A write in hand was not performed since the power had gone.
-    pub fn lose_in_hand(&mut self, write: Cached) {
-        store(&mut self.current, write.offset, &write.bytes);
-        self.cached.push(write);
+    /// Somebody has this write in flight from now on.
+    pub fn take_in_hand(&mut self, offset: u64, bytes: &[u8]) -> u64 {
+        self.marks += 1;
+        let write = Cached::new(offset, bytes.into());
+        self.in_hand.push((self.marks, write));
+        self.marks
+    }
+
+    /// It was performed, with this result.
+    pub fn performed(&mut self, mark: u64, result: &io::Result<()>) {
+        let write = self.in_hand.extract_if(.., |(other, _)| *other == mark);
+        let write = write.map(|(_, write)| write).next();
+        // The power had gone before: it was under way then.
+        if let Some(write) = write
+            && result.as_ref().is_err_and(is_no_power)
+        {
+            self.cache(write.offset, &write.bytes);
+        }
+    }
+
+    /// A write that reads see, and that a power cut may lose.
+    pub fn cache(&mut self, offset: u64, bytes: &[u8]) {
+        store(&mut self.current, offset, bytes);
+        self.keep(offset, bytes.into());
+    }
+
+    fn keep(&mut self, offset: u64, bytes: Arc<[u8]>) {
+        let before = self.flushes;
+        self.cached.push(Cached {
+            before,
+            ..Cached::new(offset, bytes)
+        });
+    }
+
+    /// A flush is begun, which has this number: what completes from now on is none of its business.
+    pub fn begin_flush(&mut self) -> u64 {
+        self.flushes += 1;
+        self.flushes
     }
 
     /// One in `odds` times; never when that is 0.
@@ -191,11 +231,11 @@ impl State {
                 Ok(())
             }
             (Power::On, Durability::Volatile | Durability::Checked) => {
-                self.cached.push(Cached::new(offset, buf.into()));
+                self.keep(offset, buf.into());
                 Ok(())
             }
             _ => {
-                self.cached.push(Cached::new(offset, buf.into()));
+                self.keep(offset, buf.into());
                 Err(no_power())
             }
         }
@@ -206,8 +246,7 @@ impl State {
         for (i, sector) in buf.chunks(SECTOR).enumerate() {
             if self.rng.one_in(2) {
                 let at = offset + (i * SECTOR) as u64;
-                store(&mut self.current, at, sector);
-                self.cached.push(Cached::new(at, sector.into()));
+                self.cache(at, sector);
             }
         }
     }
@@ -228,7 +267,8 @@ impl State {
         None
     }
 
-    pub fn flush(&mut self, power: Power) -> io::Result<()> {
+    /// The flush of this number.
+    pub fn flush(&mut self, number: u64, power: Power) -> io::Result<()> {
         let odds = self.faults.odds;
         let failed = strikes(&mut self.faults.flushes, &(0..u64::MAX))
             || power == Power::Failing
@@ -238,19 +278,19 @@ impl State {
             self.doom();
             return Err(medium_error());
         }
-        let mut doomed: Vec<Cached> = Vec::new();
+        let mut kept: Vec<Cached> = Vec::new();
         for write in self.cached.drain(..) {
-            if write.doomed {
-                doomed.push(write);
+            if write.doomed || write.before >= number {
+                kept.push(write);
                 continue;
             }
             write.apply(&mut self.durable, |_| true);
             // What is durable now is newer than a doomed write before it.
-            for older in &mut doomed {
+            for older in &mut kept {
                 older.replace(|at| write.holds(at));
             }
         }
-        self.cached = doomed;
+        self.cached = kept;
         Ok(())
     }
 
@@ -272,7 +312,7 @@ impl State {
             if any_in(&self.current, at..at + run) && self.rng.one_in(2) {
                 let zeros: Arc<[u8]> = vec![0u8; run as usize].into();
                 store(&mut self.current, at, &zeros);
-                self.cached.push(Cached::new(at, zeros));
+                self.keep(at, zeros);
             }
             at += run;
         }

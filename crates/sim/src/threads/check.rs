@@ -41,14 +41,15 @@ fn look(fs: &FileSystem, dirs: &[Ino], tasks: usize) -> Result<Vec<Entries>, fs:
     Ok(found)
 }
 
-/// Whether `found` is `state` with what a create that had not returned may have added.
-fn matches(state: &Entries, found: &Entries, newest: bool) -> bool {
-    if state == found {
-        return true;
-    }
+/// Whether `found` is the newest state with what a create added that had not returned: when that was called.
+fn with_created(ledger: &Ledger, found: &Entries) -> Option<u64> {
+    let creating = ledger.creating.as_ref()?;
     let mut rest = found.clone();
-    rest.retain(|place, entry| state.get(place) != Some(entry));
-    newest && found.len() == state.len() + 1 && rest.len() == 1
+    let entry = rest.remove(&creating.place)?;
+    let is_fresh = !ledger.files.contains_key(&(entry.ino, entry.generation))
+        && (entry.kind, entry.mark) == (creating.kind, None)
+        && entry.mode == creating.kind.mode();
+    (is_fresh && rest == *ledger.now()).then_some(creating.called)
 }
 
 /// Checks what a crash left and returns it as the new beginning; `None`: what files hold is
@@ -71,8 +72,11 @@ pub(super) fn check(
     for (task, (ledger, found)) in known.ledgers.iter().zip(&found).enumerate() {
         let ledger = ledger.lock();
         let last = ledger.states.len() - 1;
-        let fits = |i: &usize| matches(&ledger.states[*i], found, *i == last);
-        let fitting: Vec<usize> = (0..=last).filter(fits).collect();
+        if let Some(called) = with_created(&ledger, found) {
+            prefixes.push((called, last));
+            continue;
+        }
+        let fitting: Vec<usize> = (0..=last).filter(|i| ledger.states[*i] == *found).collect();
         let (Some(first), Some(last)) = (fitting.first(), fitting.last()) else {
             panic!(
                 "task {task}: no prefix of operations {} to {} gives {found:#?}\nnewest {:#?}\noldest {:#?}",

@@ -22,6 +22,16 @@ pub(super) enum Kind {
     Dir,
 }
 
+impl Kind {
+    /// With which they are created.
+    pub fn mode(self) -> u32 {
+        match self {
+            Kind::File => 0o644,
+            Kind::Dir => 0o755,
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub ino: Ino,
@@ -210,6 +220,14 @@ pub(super) struct Span {
     pub returned: u64,
 }
 
+/// A create that was called.
+#[derive(Debug)]
+pub(super) struct Creating {
+    pub place: Place,
+    pub kind: Kind,
+    pub called: u64,
+}
+
 /// What is known of one task's work.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
@@ -224,6 +242,8 @@ pub(super) struct Ledger {
     pub touched: BTreeMap<Ino, usize>,
     /// An operation was called and has not returned.
     pub pending: bool,
+    /// What the last create makes that was called and has not returned well.
+    pub creating: Option<Creating>,
     promises: Vec<Promise>,
 }
 

@@ -23,8 +23,10 @@ fn shape(rng: &mut Rng) -> Shape {
         // Batches of one length, so that old ones lie where new ones end.
         shape.logical_block = 4096;
     }
+    shape.has_cache = !rng.one_in(6);
     let store = &mut shape.options.store;
     store.background = true;
+    store.discard = rng.one_in(3);
     store.workers = rng.range(1, 4) as usize;
     store.shards = rng.range(1, 5) as usize;
     store.dirty_bytes = Some(*rng.pick(&[32 << 10, 256 << 10, 4 << 20]));

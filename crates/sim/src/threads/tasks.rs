@@ -1,6 +1,6 @@
 //! What the tasks do, and how each notes it in its ledger.
 
-use super::ledger::{Entries, Entry, History, Kind, Known, Ledger, Place, Span};
+use super::ledger::{Creating, Entries, Entry, History, Kind, Known, Ledger, Place, Span};
 use super::{DIRS, JUGGLED, MARK};
 use crate::drive::write_all;
 use crate::faults::Fault;
@@ -127,17 +127,22 @@ impl Task<'_> {
         }
         let (dir, who) = (self.dirs[place.0], Caller::root());
         // The inode number is known only afterwards: the state is filled in then. A crash
-        // before that leaves an entry that no state has; `unknown` allows it.
+        // before that leaves an entry that no state has; `creating` allows it.
         let called = {
             let mut ledger = self.ledger();
             ledger.pending = false;
-            self.known.tick()
+            let called = self.known.tick();
+            ledger.creating = Some(Creating {
+                place: place.clone(),
+                kind,
+                called,
+            });
+            called
         };
+        let (fs, mode) = (self.fs, kind.mode());
         let attr = match kind {
-            Kind::File => self
-                .fs
-                .mknod(&who, dir, &place.1, libc::S_IFREG | 0o644, 0)?,
-            Kind::Dir => self.fs.mkdir(&who, dir, &place.1, 0o755)?,
+            Kind::File => fs.mknod(&who, dir, &place.1, libc::S_IFREG | mode, 0)?,
+            Kind::Dir => fs.mkdir(&who, dir, &place.1, mode)?,
         };
         let entry = Entry {
             ino: attr.ino,
@@ -151,6 +156,7 @@ impl Task<'_> {
         next.insert(place, entry);
         let mut ledger = self.ledger();
         ledger.states.push(next);
+        ledger.creating = None;
         let returned = self.known.tick();
         ledger.spans.push(Span { called, returned });
         let number = ledger.operations();
