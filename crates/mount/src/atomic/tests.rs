@@ -1,0 +1,248 @@
+use super::*;
+use crate::transport::Bell;
+use format::geometry::{Geometry, GeometryOptions};
+use std::io::IoSlice;
+use std::sync::mpsc;
+
+/// A kernel that has dropped pages when it is told to go on.
+struct Slow {
+    begun: mpsc::Sender<()>,
+    goes_on: Mutex<mpsc::Receiver<()>>,
+}
+
+impl Bell for Slow {
+    fn ring(&self, _: &[IoSlice<'_>]) -> std::io::Result<bool> {
+        self.begun.send(()).unwrap();
+        self.goes_on.lock().recv().unwrap();
+        Ok(true)
+    }
+}
+
+fn file_system(dir: &std::path::Path) -> Arc<FileSystem> {
+    let image = dir.join("image");
+    let bytes = 256 << 20;
+    device::create_image(&image, bytes).unwrap();
+    let devices = device::open_devices(&[image], &device::OpenOptions::default()).unwrap();
+    let geometry = Geometry::plan(&[bytes], GeometryOptions::default()).unwrap();
+    let array = device::Array::create(devices, geometry, "test", [7; 16], [9; 16]).unwrap();
+    let array = Arc::new(array);
+    FileSystem::mkfs(&array, &fs::MkfsOptions::default()).unwrap();
+    FileSystem::open(array, fs::FsOptions::default()).unwrap()
+}
+
+/// A file with an atomic write that another thread aborts, and the kernel takes its time to drop pages.
+struct Aborting {
+    fs: Arc<FileSystem>,
+    file: Arc<OpenFile>,
+    node: NodeId,
+    atomic: AtomicWrites,
+    notifier: Notifier,
+    /// The kernel is through with it.
+    go_on: mpsc::Sender<()>,
+    aborts: base::thread::JoinHandle,
+    _dir: tempfile::TempDir,
+}
+
+const HANDLE: u64 = 1;
+
+/// So many workers, one of them idle.
+fn hands(most: usize) -> notify::Hands {
+    let idle = Arc::new(AtomicUsize::new(1));
+    notify::Hands { most, idle }
+}
+
+impl Aborting {
+    fn by_one_of(workers: usize) -> Aborting {
+        let dir = tempfile::tempdir().unwrap();
+        let fs = file_system(dir.path());
+        let who = Caller::root();
+        let (attr, file) = (fs.create(&who, fs::ROOT, b"f", 0o600, libc::O_RDWR)).unwrap();
+        let node = attr.ino.0;
+        let (begun, begins) = mpsc::channel();
+        let (go_on, goes_on) = mpsc::channel();
+        let bell = Slow {
+            begun,
+            goes_on: Mutex::new(rank::LEAF, goes_on),
+        };
+        let notifier = Notifier::new(Some(Arc::new(bell)), hands(workers));
+        let atomic = AtomicWrites::default();
+        atomic.init(notifier.clone());
+        start(&atomic, &fs, &file).unwrap();
+        let all = atomic.clone();
+        let aborts = base::thread::spawn("aborts", move || all.abort(node, HANDLE)).unwrap();
+        begins.recv().unwrap();
+        Aborting {
+            fs,
+            file,
+            node,
+            atomic,
+            notifier,
+            go_on,
+            aborts,
+            _dir: dir,
+        }
+    }
+
+    fn end(self) {
+        self.aborts.join().unwrap();
+        drop(self.file);
+        self.fs.close().unwrap();
+    }
+}
+
+fn start(atomic: &AtomicWrites, fs: &Arc<FileSystem>, file: &OpenFile) -> Result<()> {
+    let task = std::process::id();
+    atomic.start(fs, (&Caller::root(), task), (file, HANDLE))
+}
+
+/// Who closed a descriptor while another thread's abort was on its way had the answer at once, and with that its locks were free: whoever
+/// had them next read what the kernel had still.
+#[test]
+fn a_close_waits_for_pages_that_somebody_else_is_dropping() {
+    let aborting = Aborting::by_one_of(8);
+    let (all, node) = (aborting.atomic.clone(), aborting.node);
+    let closed = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&closed);
+    let closes = base::thread::spawn("closes", move || {
+        all.flush(node, HANDLE, std::process::id());
+        told.store(true, Ordering::SeqCst);
+    });
+    while aborting.notifier.waiting() == 0 {
+        assert!(!closed.load(Ordering::SeqCst), "it was answered at once");
+        base::thread::yield_now();
+    }
+    aborting.go_on.send(()).unwrap();
+    closes.unwrap().join().unwrap();
+    assert!(aborting.atomic.of(node).is_none());
+    aborting.atomic.check(HANDLE).unwrap();
+    aborting.end();
+}
+
+/// A program that gave up and began anew was told that somebody else was at it.
+#[test]
+fn who_starts_anew_waits_for_pages_that_somebody_else_is_dropping() {
+    let aborting = Aborting::by_one_of(8);
+    base::thread::parallel(2, |part| match part {
+        0 => start(&aborting.atomic, &aborting.fs, &aborting.file).unwrap(),
+        _ => {
+            while aborting.notifier.waiting() == 0 {
+                base::thread::yield_now();
+            }
+            aborting.go_on.send(()).unwrap();
+        }
+    });
+    let pending = aborting.atomic.of(aborting.node).unwrap();
+    assert!(pending.is_of(HANDLE));
+    aborting.end();
+}
+
+/// It may be the worker that the drop waits for.
+#[test]
+fn who_starts_anew_is_refused_if_the_last_workers_would_wait_for_each_other() {
+    let aborting = Aborting::by_one_of(2);
+    let refused = start(&aborting.atomic, &aborting.fs, &aborting.file);
+    assert!(matches!(refused, Err(Error::Busy)), "{refused:?}");
+    aborting.go_on.send(()).unwrap();
+    aborting.end();
+}
+
+/// What the kernel is told to drop.
+struct Told(Mutex<Vec<crate::abi::NotifyInvalInodeOut>>);
+
+impl Bell for Told {
+    fn ring(&self, parts: &[IoSlice<'_>]) -> std::io::Result<bool> {
+        use zerocopy::FromBytes;
+        let message = crate::abi::NotifyInvalInodeOut::read_from_bytes(&parts[1]).unwrap();
+        self.0.lock().push(message);
+        Ok(true)
+    }
+}
+
+/// Pages were dropped while a write of some was on its way, and one of these was read before it came.
+#[test]
+fn what_was_read_back_before_a_write_is_dropped_after_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let fs = file_system(dir.path());
+    let who = Caller::root();
+    let (attr, file) = (fs.create(&who, fs::ROOT, b"f", 0o600, libc::O_RDWR)).unwrap();
+    let (node, handle) = (attr.ino.0, 1);
+    let bell = Arc::new(Told(Mutex::new(rank::LEAF, Vec::new())));
+    let told = || -> Vec<(i64, i64)> {
+        let mut all = bell.0.lock();
+        all.drain(..).map(|told| (told.off, told.len)).collect()
+    };
+    let notifier = Notifier::new(Some(Arc::clone(&bell) as Arc<dyn Bell>), hands(8));
+    let atomic = AtomicWrites::default();
+    atomic.init(notifier.clone());
+    let write = |page: u64, from_page_cache| {
+        let span = Span {
+            request: 3,
+            handle,
+            offset: page * PAGE,
+            from_page_cache,
+            ..Span::default()
+        };
+        let written = atomic.write(&fs, &file, &span, &[1; 100]).unwrap();
+        assert_eq!(written.unwrap(), 100);
+        atomic.wrote(node);
+    };
+    let abort = || {
+        let task = (&who, std::process::id());
+        atomic.start(&fs, task, (&file, handle)).unwrap();
+        atomic.abort(node, handle);
+        assert_eq!(told(), [(0, 0)]);
+    };
+    notifier.reads(node, 0..PAGE, 1);
+    write(0, false);
+    assert_eq!(told(), [], "nothing was dropped before");
+    abort();
+    notifier.reads(node, 3 * PAGE..4 * PAGE, 2);
+    write(3, true);
+    assert_eq!(told(), [], "it is written back, which keeps a page");
+    write(3, false);
+    assert_eq!(told(), [(3 * PAGE as i64, 100)]);
+    // Whoever reads and writes a page in turn has it dropped no more.
+    notifier.reads(node, 3 * PAGE..4 * PAGE, 2);
+    write(3, false);
+    assert_eq!(told(), []);
+    abort();
+    notifier.reads(node, 3 * PAGE..4 * PAGE, 2);
+    write(2, false);
+    write(3, false);
+    assert_eq!(told(), [], "that was not on its way");
+    drop(file);
+    fs.close().unwrap();
+}
+
+#[test]
+fn pages_that_were_staged_or_cut_are_found() {
+    let mut gone = Gone {
+        pages: vec![1, 2, 5],
+        cut: None,
+    };
+    let found = |gone: &Gone| -> Vec<u64> { (0..9).filter(|&page| gone.has(page)).collect() };
+    assert_eq!(found(&gone), [1, 2, 5]);
+    gone.cut = Some(7 * PAGE);
+    assert_eq!(found(&gone), [1, 2, 5, 7, 8]);
+    gone.cut = Some(7 * PAGE - 1);
+    assert_eq!(found(&gone), [1, 2, 5, 6, 7, 8]);
+}
+
+#[test]
+fn of_files_too_many_to_remember_all_are_known() {
+    let mut known = Known::default();
+    known.add(5);
+    assert!(known.has(5) && !known.has(6));
+    (0..=KNOWN_MAX as u64).for_each(|node| known.add(node + 10));
+    assert!(known.has(5) && known.has(6));
+}
+
+#[test]
+fn numbers_are_those_that_the_kernel_makes() {
+    let number =
+        |direction: u32, size: u32, number: u32| direction << 30 | size << 16 | 0xf5 << 8 | number;
+    assert_eq!(ioctl::START, number(0, 0, 1));
+    assert_eq!(ioctl::COMMIT, number(0, 0, 2));
+    assert_eq!(ioctl::ABORT, number(0, 0, 5));
+    assert_eq!(ioctl::GET_FEATURES, number(2, 4, 12));
+}
