@@ -382,6 +382,9 @@ impl AtomicWrites {
         data: &[u8],
     ) -> std::result::Result<Result<usize>, Errno> {
         let mut is_displaced = false;
+        // Until it is known what the kernel has read back meanwhile.
+        let notifier = self.0.notifier.get().filter(|_| is_buffered(span));
+        let _writing = notifier.map(|told| told.writes(file.ino().0));
         let written = self.write_somewhere(fs, file, span, data, &mut is_displaced);
         if let Ok(Ok(_)) = written
             && let Some(pages) = self.outdated_by(file.ino().0, span, data.len(), is_displaced)
@@ -406,8 +409,9 @@ impl AtomicWrites {
         let bytes = span.offset..span.offset.saturating_add(len as u64);
         // The kernel drops no page that it writes back.
         let is_read = !span.from_page_cache
-            && (self.0.notifier.get())
-                .is_some_and(|told| told.may_be_outdated(node, &bytes, span.request));
+            && (self.0.notifier.get()).is_some_and(|told| {
+                told.may_be_outdated(node, &bytes, (span.request, is_buffered(span)))
+            });
         is_read.then(|| Pages::outdated(node, bytes))
     }
 
@@ -672,6 +676,11 @@ impl Pending {
 /// and is spared a request for each.
 fn may_start(flags: i32) -> bool {
     flags & libc::O_ACCMODE == libc::O_RDWR
+}
+
+/// Whether the kernel sends a write under its lock of the file, one at a time.
+fn is_buffered(span: &Span) -> bool {
+    !span.from_page_cache && span.open_flags as i32 & libc::O_DIRECT == 0
 }
 
 /// Pages of a mapping, as the kernel has them: see invariant 3.

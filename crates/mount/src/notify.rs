@@ -24,7 +24,7 @@ use zerocopy::IntoBytes;
 
 use crate::abi;
 use crate::ops::NodeId;
-use crate::rereads::{Race, Rereads};
+use crate::rereads::{Race, Rereads, Writing};
 use crate::session::BACKGROUND_MAX;
 use crate::transport::Bell;
 
@@ -226,16 +226,28 @@ impl Notifier {
         self.0.rereads.reads(node, bytes, request, now_ns);
     }
 
-    /// Whether the kernel may have any of these bytes, which its request of this number has just written, as they were before.
-    pub fn may_be_outdated(&self, node: NodeId, bytes: &Range<u64>, request: u64) -> bool {
-        self.0.rereads.wrote(node, bytes, request, now_ns)
+    /// A buffered write of a file is about to be made; over when what this returns is dropped.
+    pub(crate) fn writes(&self, node: NodeId) -> Writing<'_> {
+        self.0.rereads.writes(node)
+    }
+
+    /// Whether the kernel may have any of these bytes, which its request of this number has just written, as they were before. That was `is_buffered` or direct.
+    pub fn may_be_outdated(
+        &self,
+        node: NodeId,
+        bytes: &Range<u64>,
+        (request, is_buffered): (u64, bool),
+    ) -> bool {
+        self.0
+            .rereads
+            .wrote(node, bytes, (request, is_buffered), now_ns)
     }
 
     fn send_drop(&self, pages: &Pages) {
         if pages.race == Race::None {
             return self.send(pages.node, pages.span());
         }
-        self.0.rereads.begin(pages.node, pages.race);
+        self.0.rereads.begin(pages.node, pages.race, now_ns());
         self.send(pages.node, pages.span());
         self.0.rereads.end(pages.node, now_ns());
     }
@@ -295,6 +307,18 @@ impl Notifier {
     #[cfg(test)]
     pub(crate) fn waiting(&self) -> usize {
         self.0.turns.lock().waiting
+    }
+
+    /// Whether a buffered write of a file is under way.
+    #[cfg(test)]
+    pub(crate) fn is_written(&self, node: NodeId) -> bool {
+        self.0.rereads.is_written(node)
+    }
+
+    /// Somebody reads another file, so much later.
+    #[cfg(test)]
+    pub(crate) fn look_later(&self, by_ns: u64) {
+        (self.0.rereads).reads(NodeId::MAX, 0..1, 0, || now_ns() + by_ns);
     }
 
     fn send(&self, node: NodeId, (off, len): (i64, i64)) {

@@ -174,18 +174,20 @@ fn what_was_read_back_before_a_write_is_dropped_after_it() {
     let notifier = Notifier::new(Some(Arc::clone(&bell) as Arc<dyn Bell>), hands(8));
     let atomic = AtomicWrites::default();
     atomic.init(notifier.clone());
-    let write = |page: u64, from_page_cache| {
+    let write_as = |page: u64, from_page_cache, flags: i32| {
         let span = Span {
             request: 3,
             handle,
             offset: page * PAGE,
             from_page_cache,
+            open_flags: flags as u32,
             ..Span::default()
         };
         let written = atomic.write(&fs, &file, &span, &[1; 100]).unwrap();
         assert_eq!(written.unwrap(), 100);
         atomic.wrote(node);
     };
+    let write = |page, from_page_cache| write_as(page, from_page_cache, 0);
     let abort = || {
         let task = (&who, std::process::id());
         atomic.start(&fs, task, (&file, handle)).unwrap();
@@ -199,6 +201,8 @@ fn what_was_read_back_before_a_write_is_dropped_after_it() {
     notifier.reads(node, 3 * PAGE..4 * PAGE, 2);
     write(3, true);
     assert_eq!(told(), [], "it is written back, which keeps a page");
+    write_as(2, false, libc::O_DIRECT);
+    assert_eq!(told(), [], "others are on their way beside a direct write");
     write(3, false);
     assert_eq!(told(), [(3 * PAGE as i64, 100)]);
     // Whoever reads and writes a page in turn has it dropped no more.
@@ -210,6 +214,57 @@ fn what_was_read_back_before_a_write_is_dropped_after_it() {
     write(2, false);
     write(3, false);
     assert_eq!(told(), [], "that was not on its way");
+    drop(file);
+    fs.close().unwrap();
+}
+
+/// A write that waited for longer than a second in the daemon left what was read before it in the kernel's memory.
+#[test]
+fn what_was_read_back_before_a_slow_write_is_dropped_after_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let fs = file_system(dir.path());
+    let who = Caller::root();
+    let (attr, file) = (fs.create(&who, fs::ROOT, b"f", 0o600, libc::O_RDWR)).unwrap();
+    let node = attr.ino.0;
+    let bell = Arc::new(Told(Mutex::new(rank::LEAF, Vec::new())));
+    let notifier = Notifier::new(Some(Arc::clone(&bell) as Arc<dyn Bell>), hands(8));
+    let atomic = AtomicWrites::default();
+    atomic.init(notifier.clone());
+    start(&atomic, &fs, &file).unwrap();
+    let pending = atomic.of(node).unwrap();
+    let is_held = AtomicBool::new(false);
+    base::thread::parallel(2, |part| match part {
+        0 => {
+            while !is_held.load(Ordering::SeqCst) {
+                base::thread::yield_now();
+            }
+            let span = Span {
+                request: 3,
+                handle: HANDLE + 1,
+                ..Span::default()
+            };
+            let written = atomic.write(&fs, &file, &span, &[1; 100]).unwrap();
+            assert_eq!(written.unwrap(), 100);
+        }
+        _ => {
+            // As by devices that are slow.
+            let held = pending.state.lock();
+            is_held.store(true, Ordering::SeqCst);
+            while !notifier.is_written(node) {
+                base::thread::yield_now();
+            }
+            notifier.drop_pages(Pages::all(node), Box::new(|| {}));
+            notifier.reads(node, 0..PAGE, 2);
+            notifier.look_later(2 * crate::rereads::WINDOW_NS);
+            drop(held);
+        }
+    });
+    atomic.wrote(node);
+    let told: Vec<_> = (bell.0.lock().iter())
+        .map(|told| (told.off, told.len))
+        .collect();
+    assert_eq!(told, [(0, 0), (0, 100)]);
+    atomic.clear();
     drop(file);
     fs.close().unwrap();
 }
