@@ -278,14 +278,26 @@ pub fn wait_for_input(fd: BorrowedFd<'_>) -> Result<()> {
 
 /// Whether a descriptor has something to be read now.
 pub fn has_input(fd: BorrowedFd<'_>) -> bool {
+    look(fd, libc::POLLIN) & libc::POLLIN != 0
+}
+
+/// Whether a descriptor is of no use any more: of /dev/fuse, whether its connection is gone.
+pub fn has_failed(fd: BorrowedFd<'_>) -> bool {
+    look(fd, 0) & libc::POLLERR != 0
+}
+
+/// What poll(2) says of a descriptor without waiting.
+fn look(fd: BorrowedFd<'_>, events: libc::c_short) -> libc::c_short {
     let mut pollfd = libc::pollfd {
         fd: fd.as_raw_fd(),
-        events: libc::POLLIN,
+        events,
         revents: 0,
     };
     // SAFETY: the pointer names one entry, which outlives the call.
-    let found = unsafe { libc::poll(&raw mut pollfd, 1, 0) };
-    found == 1 && pollfd.revents & libc::POLLIN != 0
+    match unsafe { libc::poll(&raw mut pollfd, 1, 0) } {
+        1 => pollfd.revents,
+        _ => 0,
+    }
 }
 
 /// Has reads of a descriptor fail where they would wait.

@@ -11,13 +11,13 @@
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 
 use io_uring::{IoUring, cqueue, squeue::Entry128};
 
 use super::super::{DATA_MAX, PAGE, Pages};
-use crate::abi;
+use crate::{abi, sys};
 
 const OP_URING_CMD: u8 = 46;
 const CMD_REGISTER: u32 = 1;
@@ -176,8 +176,7 @@ impl Ring {
             self.entries[i].with_kernel = false;
             match -result {
                 ..=0 => return Ok(Some(i)),
-                // The file system was unmounted, or its connection aborted.
-                libc::ENOTCONN | libc::ECONNABORTED | libc::ENODEV | libc::ECANCELED => {}
+                errno if is_end(errno, || !sys::has_failed(self.file.as_fd())) => {}
                 // The kernel has not come to the end of INIT yet.
                 libc::EAGAIN if self.entries[i].refused < REFUSALS_MAX => {
                     self.entries[i].refused += 1;
@@ -310,12 +309,48 @@ impl Ring {
     }
 }
 
+/// Whether an entry that came back with an error has none because the file system was unmounted, or its connection aborted. While that goes on,
+/// an answer may find its request gone (`ENOENT`), or its entry taken away (`EIO`), which are faults of this side else. Asks for the connection where that decides.
+fn is_end(errno: i32, is_connected: impl FnOnce() -> bool) -> bool {
+    match errno {
+        libc::ENOTCONN | libc::ECONNABORTED | libc::ENODEV | libc::ECANCELED => true,
+        libc::ENOENT | libc::EIO => !is_connected(),
+        _ => false,
+    }
+}
+
 impl Drop for Ring {
     /// Invariant 2.
     fn drop(&mut self) {
         for entry in self.entries.drain(..) {
             if entry.with_kernel {
                 std::mem::forget(entry);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An answer that met the end of the connection aborted the process, and what was not synced was lost.
+    #[test]
+    fn an_answer_that_meets_the_end_of_the_connection_is_no_fault() {
+        let always = [
+            libc::ENOTCONN,
+            libc::ECONNABORTED,
+            libc::ENODEV,
+            libc::ECANCELED,
+        ];
+        for (errnos, connected, broken_off) in [
+            (&always[..], true, true),
+            (&[libc::ENOENT, libc::EIO], false, true),
+            (&[libc::EINVAL, libc::EAGAIN, libc::ENOMEM], false, false),
+        ] {
+            for &errno in errnos {
+                assert_eq!(is_end(errno, || true), connected, "{errno}");
+                assert_eq!(is_end(errno, || false), broken_off, "{errno}");
             }
         }
     }
