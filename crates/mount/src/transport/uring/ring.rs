@@ -165,9 +165,10 @@ impl Ring {
     /// entry will have one any more.
     pub fn next(&mut self) -> Result<Option<usize>> {
         while self.entries.iter().any(|entry| entry.with_kernel) {
-            // Before another request is taken: who waits for an answer does not wait for that one as well.
+            // Before another request is taken: who waits for an answer does not wait for that one as well. One that is there already is not waited for,
+            // so this is the one system call.
             if !self.ring.submission().is_empty() {
-                self.submit(0)?;
+                self.submit(1)?;
             }
             let Some((i, result)) = self.take()? else {
                 self.submit(1)?;
