@@ -6,7 +6,6 @@
 //! whoever breaks the connection of a block device's mount makes the kernel let go of a device
 //! that is still written to, and whoever ends the process leaves the rest unwritten.
 
-use std::io::Read;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -49,7 +48,7 @@ impl SignalWatch {
             return Ok(None);
         };
         let (end, ended) = UnixStream::pair()?;
-        let body = move || watch(&unmounter, &closing, signals, &ended);
+        let body = move || watch(&unmounter, &closing, &signals, &ended);
         let watcher = base::thread::spawn("fuse-signals", body)?;
         // It ends by itself when `end` is dropped.
         drop(watcher);
@@ -60,7 +59,7 @@ impl SignalWatch {
     }
 }
 
-fn watch(unmounter: &Unmounter, closing: &Closing, mut signals: UnixStream, ended: &UnixStream) {
+fn watch(unmounter: &Unmounter, closing: &Closing, signals: &UnixStream, ended: &UnixStream) {
     let mut received = 0u32;
     loop {
         let (signalled, over) = match sys::wait_readable(signals.as_fd(), ended.as_fd()) {
@@ -76,12 +75,15 @@ fn watch(unmounter: &Unmounter, closing: &Closing, mut signals: UnixStream, ende
         if !signalled {
             continue;
         }
-        let mut signal = [0u8; 1];
-        if let Err(error) = signals.read_exact(&mut signal) {
-            tracing::error!(%error, "signals are no longer watched");
-            return;
-        }
-        if i32::from(signal[0]) == libc::SIGHUP {
+        let signal = match sys::take_signal(signals) {
+            Ok(Some(signal)) => signal,
+            Ok(None) => continue,
+            Err(error) => {
+                tracing::error!(%error, "signals are no longer watched");
+                return;
+            }
+        };
+        if signal == libc::SIGHUP {
             continue;
         }
         if closing.has_begun() {

@@ -199,6 +199,8 @@ impl ForwardedSignals {
             return Ok(None);
         };
         let receiver = receiver.try_clone()?;
+        // What the last one left is not for this one.
+        while take_signal(&receiver)?.is_some() {}
         for &signal in signals {
             // SAFETY: sigaction is plain data for which zero is valid.
             let (mut action, mut old): (libc::sigaction, libc::sigaction) =
@@ -222,6 +224,22 @@ impl Drop for ForwardedSignals {
             unsafe { libc::sigaction(*signal, &raw const *old, std::ptr::null_mut()) };
         }
         FORWARDING.store(false, Ordering::Release);
+    }
+}
+
+/// The next signal that was forwarded, if one was.
+pub fn take_signal(receiver: &UnixStream) -> Result<Option<libc::c_int>> {
+    let mut byte = 0u8;
+    let fd = receiver.as_raw_fd();
+    // SAFETY: the pointer names one live byte.
+    let received = unsafe { libc::recv(fd, (&raw mut byte).cast(), 1, libc::MSG_DONTWAIT) };
+    match check(received as libc::c_int) {
+        Ok(0) => Err(std::io::ErrorKind::UnexpectedEof.into()),
+        Ok(_) => Ok(Some(byte.into())),
+        Err(error) => match error.kind() {
+            std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted => Ok(None),
+            _ => Err(error),
+        },
     }
 }
 
