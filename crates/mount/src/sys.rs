@@ -46,10 +46,18 @@ pub fn is_of_process(task: u32, process: u32) -> bool {
     unsafe { libc::syscall(libc::SYS_tgkill, process, task, none) == 0 }
 }
 
+/// The size of an ioctl's argument, as its number has it.
+fn ioctl_size(command: u32) -> usize {
+    (command >> 16 & 0x3fff) as usize
+}
+
 /// ioctl(2) that fills one plain value.
 pub fn ioctl_u32(fd: BorrowedFd<'_>, command: u32) -> Result<u32> {
     let mut value: u32 = 0;
-    // SAFETY: the caller's command is encoded as _IOR(…, u32): at most four bytes are written
+    if ioctl_size(command) != size_of_val(&value) {
+        return Err(std::io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: the command is encoded as _IOR of four bytes, checked above: no more are written
     // through the pointer, which outlives the call.
     check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::Ioctl::from(command), &raw mut value) })?;
     Ok(value)
@@ -69,7 +77,7 @@ pub fn ioctl_trim(fd: BorrowedFd<'_>) -> Result<u64> {
 
 /// ioctl(2) with a message that is read and written. Its size is the one in `command`.
 pub fn ioctl_message(fd: BorrowedFd<'_>, command: u32, message: &mut [u8]) -> Result<()> {
-    if message.len() != (command >> 16 & 0x3fff) as usize {
+    if message.len() != ioctl_size(command) {
         return Err(std::io::ErrorKind::InvalidInput.into());
     }
     // SAFETY: the command is encoded as _IOWR of exactly the slice's length, checked above, and
@@ -391,5 +399,46 @@ pub fn receive_fd(socket: &UnixStream) -> Result<Option<OwnedFd>> {
         }
         let fd: i32 = libc::CMSG_DATA(header).cast::<i32>().read_unaligned();
         Ok(Some(OwnedFd::from_raw_fd(fd)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    const FITRIM: u32 = 0xc018_5879;
+
+    #[test]
+    fn an_ioctl_that_would_fill_more_than_there_is_is_refused() {
+        let (reader, _writer) = std::io::pipe().unwrap();
+        let refused = |result: Result<()>| result.unwrap_err().kind();
+        let number = ioctl_u32(reader.as_fd(), FITRIM).map(drop);
+        assert_eq!(refused(number), std::io::ErrorKind::InvalidInput);
+        let message = ioctl_message(reader.as_fd(), FITRIM, &mut [0; 8]);
+        assert_eq!(refused(message), std::io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn a_descriptor_that_failed_is_told_from_one_that_is_idle() {
+        let (reader, writer) = std::io::pipe().unwrap();
+        assert!(!has_failed(writer.as_fd()) && !has_input(reader.as_fd()));
+        drop(reader);
+        assert!(has_failed(writer.as_fd()));
+    }
+
+    /// A daemon that was told three times to end, and began another mount, ended that one.
+    #[test]
+    fn signals_that_nobody_took_are_not_for_the_next_watch() {
+        let watched = &[libc::SIGTERM];
+        let (forwarded, receiver) = ForwardedSignals::new(watched).unwrap().unwrap();
+        for _ in 0..3 {
+            // SAFETY: the call takes a number only.
+            unsafe { libc::raise(libc::SIGTERM) };
+        }
+        assert_eq!(take_signal(&receiver).unwrap(), Some(libc::SIGTERM));
+        drop((forwarded, receiver));
+        let (_forwarded, receiver) = ForwardedSignals::new(watched).unwrap().unwrap();
+        assert_eq!(take_signal(&receiver).unwrap(), None);
     }
 }
