@@ -464,6 +464,7 @@ pub const NOTIFY_INVAL_INODE: i32 = 2;
 pub mod init {
     pub const ASYNC_READ: u64 = 1 << 0;
     pub const POSIX_LOCKS: u64 = 1 << 1;
+    pub const ATOMIC_O_TRUNC: u64 = 1 << 3;
     pub const EXPORT_SUPPORT: u64 = 1 << 4;
     pub const BIG_WRITES: u64 = 1 << 5;
     pub const DONT_MASK: u64 = 1 << 6;
@@ -476,7 +477,6 @@ pub mod init {
     pub const WRITEBACK_CACHE: u64 = 1 << 16;
     pub const NO_OPEN_SUPPORT: u64 = 1 << 17;
     pub const PARALLEL_DIROPS: u64 = 1 << 18;
-    pub const HANDLE_KILLPRIV: u64 = 1 << 19;
     pub const POSIX_ACL: u64 = 1 << 20;
     pub const ABORT_ERROR: u64 = 1 << 21;
     pub const MAX_PAGES: u64 = 1 << 22;
@@ -486,7 +486,6 @@ pub mod init {
     pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
     pub const SETXATTR_EXT: u64 = 1 << 29;
     pub const INIT_EXT: u64 = 1 << 30;
-    pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
     pub const OVER_IO_URING: u64 = 1 << 41;
 }
 
@@ -501,20 +500,14 @@ pub mod fattr {
     pub const FH: u32 = 1 << 6;
     pub const ATIME_NOW: u32 = 1 << 7;
     pub const MTIME_NOW: u32 = 1 << 8;
-    pub const LOCKOWNER: u32 = 1 << 9;
     pub const CTIME: u32 = 1 << 10;
     pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 
 /// Bits of [`OpenOut::open_flags`].
 pub mod fopen {
-    pub const DIRECT_IO: u32 = 1 << 0;
     pub const KEEP_CACHE: u32 = 1 << 1;
-    pub const NONSEEKABLE: u32 = 1 << 2;
-    pub const CACHE_DIR: u32 = 1 << 3;
-    pub const STREAM: u32 = 1 << 4;
     pub const NOFLUSH: u32 = 1 << 5;
-    pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 }
 
 /// GETATTR and STATX: the file handle is valid.

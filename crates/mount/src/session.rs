@@ -70,12 +70,7 @@ const SURPLUS_PATIENCE: u32 = 1024;
 /// - `NO_OPENDIR_SUPPORT`: positions in a directory are stable by themselves, so that
 ///   reading one needs no handle; the kernel also caches listings then.
 ///
-/// Left out on purpose: `ATOMIC_O_TRUNC` (write-back of a mapping that is on its way would come after the cut, and the kernel holds it back for a
-/// SETATTR only), `WRITEBACK_CACHE` (two caches for one file; write(2) could not say
-/// ENOSPC; replace-by-rename could not order data before the name; truncate and mtime would
-/// be the kernel's guess), `POSIX_LOCKS` and `FLOCK_LOCKS` (one kernel, so its own lock
-/// tables serve), `AUTO_INVAL_DATA` (see above), `NO_OPEN_SUPPORT` (a handle remembers
-/// failed write-back until it is closed).
+/// Left out on purpose: [`REFUSED`].
 pub const WANTED: u64 = init::ASYNC_READ
     | init::EXPORT_SUPPORT
     | init::BIG_WRITES
@@ -94,6 +89,21 @@ pub const WANTED: u64 = init::ASYNC_READ
     | init::HANDLE_KILLPRIV_V2
     | init::SETXATTR_EXT
     | init::INIT_EXT;
+
+/// The INIT flags that are left out on purpose: `ATOMIC_O_TRUNC` (write-back of a mapping that is on its way would come after the cut, and the kernel holds it back for a
+/// SETATTR only), `WRITEBACK_CACHE` (two caches for one file; write(2) could not say
+/// ENOSPC; replace-by-rename could not order data before the name; truncate and mtime would
+/// be the kernel's guess), `POSIX_LOCKS` and `FLOCK_LOCKS` (one kernel, so its own lock
+/// tables serve), `AUTO_INVAL_DATA` (see [`WANTED`]), `NO_OPEN_SUPPORT` (a handle remembers
+/// failed write-back until it is closed).
+pub const REFUSED: u64 = init::ATOMIC_O_TRUNC
+    | init::WRITEBACK_CACHE
+    | init::POSIX_LOCKS
+    | init::FLOCK_LOCKS
+    | init::AUTO_INVAL_DATA
+    | init::NO_OPEN_SUPPORT;
+
+const _: () = assert!(WANTED & REFUSED == 0);
 
 /// Requests the kernel sends in the background (read-ahead, async direct I/O, releases)
 /// before it waits for answers, and when it calls itself congested.
