@@ -276,7 +276,22 @@ impl<O: Operations> Dispatcher<O> {
             Operation::Listxattr { size } => x.sized(ops.listxattr(ctx, node), size),
             Operation::Removexattr(name) => x.unit(ops.removexattr(ctx, node, name)),
             Operation::Access(mask) => x.unit(ops.access(ctx, node, mask)),
-            _ => self.answer_file(request, scratch, x),
+            Operation::Open { .. }
+            | Operation::Create { .. }
+            | Operation::Tmpfile { .. }
+            | Operation::Read { .. }
+            | Operation::Write { .. }
+            | Operation::Flush(_)
+            | Operation::Release(_)
+            | Operation::Fsync { .. }
+            | Operation::Opendir(_)
+            | Operation::Releasedir(_)
+            | Operation::Readdir { .. }
+            | Operation::Fsyncdir { .. }
+            | Operation::Fallocate { .. }
+            | Operation::Lseek { .. }
+            | Operation::CopyFileRange { .. }
+            | Operation::Ioctl { .. } => self.answer_file(request, scratch, x),
         }
     }
 
@@ -391,7 +406,32 @@ impl<O: Operations> Dispatcher<O> {
                     Err(errno) => x.error(errno),
                 }
             }
-            _ => x.error(Errno::NOSYS),
+            // Those of `answer`, by name, so that none is forgotten in both.
+            Operation::Init { .. }
+            | Operation::Destroy
+            | Operation::Interrupt
+            | Operation::Lookup(_)
+            | Operation::Forget(_)
+            | Operation::BatchForget(_)
+            | Operation::Getattr(_)
+            | Operation::Statx(_)
+            | Operation::Setattr(_)
+            | Operation::Readlink
+            | Operation::Symlink { .. }
+            | Operation::Mknod(..)
+            | Operation::Mkdir(..)
+            | Operation::Unlink(_)
+            | Operation::Rmdir(_)
+            | Operation::Rename { .. }
+            | Operation::Link { .. }
+            | Operation::Statfs
+            | Operation::Syncfs
+            | Operation::Setxattr { .. }
+            | Operation::Getxattr { .. }
+            | Operation::Listxattr { .. }
+            | Operation::Removexattr(_)
+            | Operation::Access(_)
+            | Operation::Unknown => x.error(Errno::NOSYS),
         }
     }
 
