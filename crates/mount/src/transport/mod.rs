@@ -108,18 +108,18 @@ const PAGE: usize = 4096;
 
 /// Page-aligned memory that costs nothing until it is used: asked for without an alignment,
 /// the allocator gives out fresh pages as they are; with one, it would clear them all.
-struct Pages {
+struct PageMemory {
     memory: Vec<u8>,
     start: usize,
     len: usize,
 }
 
-impl Pages {
+impl PageMemory {
     fn new(bytes: usize) -> std::io::Result<Self> {
         let memory = <u8 as FromZeros>::new_vec_zeroed(bytes + PAGE)
             .map_err(|_| std::io::Error::from(std::io::ErrorKind::OutOfMemory))?;
         let start = memory.as_ptr().addr().next_multiple_of(PAGE) - memory.as_ptr().addr();
-        Ok(Pages {
+        Ok(PageMemory {
             memory,
             start,
             len: bytes,
@@ -140,13 +140,13 @@ const WRITE_HEAD: usize = size_of::<abi::InHeader>() + size_of::<abi::WriteIn>()
 
 /// Room for one request. It starts `WRITE_HEAD` bytes before a page boundary, so that the
 /// data of a WRITE is page-aligned and can go to a device as it is.
-pub struct RequestBuffer(Pages);
+pub struct RequestBuffer(PageMemory);
 
 impl RequestBuffer {
     const START: usize = PAGE - WRITE_HEAD;
 
     pub fn new() -> std::io::Result<Self> {
-        Pages::new(PAGE + DATA_MAX).map(RequestBuffer)
+        PageMemory::new(PAGE + DATA_MAX).map(RequestBuffer)
     }
 
     /// Where the next request goes.
@@ -163,11 +163,11 @@ impl RequestBuffer {
 const _: () = assert!(WRITE_HEAD + DATA_MAX >= abi::MIN_READ_BUFFER);
 
 /// Page-aligned room for the data of one answer.
-pub struct Scratch(Pages);
+pub struct Scratch(PageMemory);
 
 impl Scratch {
     pub fn new() -> std::io::Result<Self> {
-        Pages::new(DATA_MAX).map(Scratch)
+        PageMemory::new(DATA_MAX).map(Scratch)
     }
 
     pub fn bytes_mut(&mut self) -> &mut [u8] {

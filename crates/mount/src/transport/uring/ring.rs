@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use io_uring::{IoUring, cqueue, squeue::Entry128};
 
-use super::super::{DATA_MAX, PAGE, Pages};
+use super::super::{DATA_MAX, PAGE, PageMemory};
 use crate::{abi, sys};
 
 const OP_URING_CMD: u8 = 46;
@@ -77,7 +77,7 @@ struct Entry {
     /// Boxed: the kernel keeps its address.
     head: Box<Head>,
     /// A page, and the payload.
-    pages: Pages,
+    pages: PageMemory,
     /// Head and payload, as the kernel is told at the registration.
     areas: Box<[libc::iovec; 2]>,
     /// Invariant 1.
@@ -117,7 +117,7 @@ impl Entry {
             padding: 0,
             reserved: 0,
         });
-        let mut pages = Pages::new(PAGE + DATA_MAX)?;
+        let mut pages = PageMemory::new(PAGE + DATA_MAX)?;
         let payload = &mut pages.bytes_mut()[PAGE..];
         let areas = Box::new([
             libc::iovec {
