@@ -19,6 +19,7 @@ pub mod dispatch;
 pub mod encode;
 pub mod handles;
 mod http;
+mod limited;
 pub mod live;
 pub mod metrics;
 pub mod mount_table;

@@ -53,7 +53,7 @@ mod set_id;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use base::clock::Clock;
+use base::clock::{Clock, now_ns};
 use base::sync::{Mutex, rank};
 use fs::{Attr, Caller, FileSystem, Ino, OpenFile};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -62,6 +62,7 @@ use crate::abi::{fopen, init};
 use crate::atomic::{self, AtomicWrites};
 use crate::dirent::DirectoryReply;
 use crate::handles::Handles;
+use crate::limited::Limited;
 use crate::live::{IOC_CHECKPOINT, IOC_METRICS, MetricsMessage};
 use crate::metrics::{self, FuseWay, exposition};
 use crate::notify::{Notifier, Pages};
@@ -127,10 +128,15 @@ impl Closed {
     }
 }
 
+/// Of requests, as of who reads again and again what is damaged.
+static FAILURES: Limited = Limited::new();
+
 fn errno(error: fs::Error) -> Errno {
     let errno = error.errno();
-    if errno == libc::EIO {
-        tracing::error!(%error, "a request failed");
+    if errno == libc::EIO
+        && let Some(left_out) = FAILURES.may_say(now_ns())
+    {
+        tracing::error!(%error, left_out, "a request failed");
     }
     Errno(errno)
 }
@@ -929,7 +935,9 @@ impl SheafOps {
                         Ok(attr) => return reply.add_with(&self.entry(&attr), e.name, e.next),
                         Err(error) => {
                             // Listed without attributes: a lookup of it tells why.
-                            tracing::warn!(ino = e.ino.0, %error, "listed without attributes");
+                            if let Some(left_out) = FAILURES.may_say(now_ns()) {
+                                tracing::warn!(ino = e.ino.0, %error, left_out, "listed without attributes");
+                            }
                             self.fs.forget(e.ino, 1);
                         }
                     }
