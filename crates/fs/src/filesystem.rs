@@ -218,20 +218,31 @@ impl FileSystem {
         });
         let owner: Weak<FileSystem> = Arc::downgrade(&fs);
         fs.files.set_owner(owner);
-        fs.inode(ROOT)?;
-        if options.store.background {
-            fs.files.start_ahead()?;
-            fs.listings.start(&fs.store)?;
-            fs.files.start_keeping()?;
-        }
-        if !fs.store.read_only() {
-            fs.finish_orphans();
-            if options.store.background {
-                fs.files.start()?;
-                fs.files.start_cleaning()?;
+        if let Err(error) = fs.start(options.store.background) {
+            // Its threads would have the devices for a while yet.
+            if let Err(besides) = fs.close() {
+                tracing::debug!("after an open that failed: {besides}");
             }
+            return Err(error);
         }
         Ok(fs)
+    }
+
+    fn start(&self, background: bool) -> Result<(), Error> {
+        self.inode(ROOT)?;
+        if background {
+            self.files.start_ahead()?;
+            self.listings.start(&self.store)?;
+            self.files.start_keeping()?;
+        }
+        if !self.store.read_only() {
+            self.finish_orphans();
+            if background {
+                self.files.start()?;
+                self.files.start_cleaning()?;
+            }
+        }
+        Ok(())
     }
 
     /// What recovery found when this was opened.

@@ -195,6 +195,9 @@ pub(super) fn run(
         outcome.states.push(crashed.hash);
         machine = Machine::after(&shape, crashed, now_ns);
         let lied = known.lied;
+        if !lied && fortune.one_in(3) {
+            machine = cut_in_recovery(machine, &shape, order, &mut fortune);
+        }
         let settled = settle(&machine, &dirs, known, order);
         known = match settled {
             Ok(Some(known)) => known,
@@ -205,6 +208,20 @@ pub(super) fn run(
         };
     }
     Ok(())
+}
+
+/// The power goes again while several workers recover, or a little later.
+fn cut_in_recovery(machine: Machine, shape: &Shape, order: u64, rng: &mut Rng) -> Machine {
+    machine.switch.cut_after(rng.below(80));
+    sched::run("recovery that is cut", !order, &machine.clock, || {
+        // Whatever comes of it without power, the next one has to find all there is.
+        if let Ok(fs) = machine.open() {
+            let _ = fs.close();
+        }
+    });
+    let now_ns = machine.now_ns();
+    let crashed = machine.cut(*rng.pick(&Survival::ALL), rng);
+    Machine::after(shape, crashed, now_ns)
 }
 
 /// Why a round ends a run.
