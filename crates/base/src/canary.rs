@@ -182,6 +182,9 @@ canaries! {
     /// fsync takes its fast path although the size, the extents or the attributes are not durable
     /// (R7): the file is short or empty after a cut.
     FsyncUncommitted => "fsync-uncommitted", Cut,
+    /// What an operation has changed of a file is noted for its fsync after the operation has unlocked it (op, invariant 7): who sees the new
+    /// name or attribute, and syncs the file, finds nothing to wait for, and the change is gone after a cut.
+    ChangeNotedLate => "change-noted-late", Threads,
     /// Who syncs a file beside another takes the write-back that is under way for its own: what it wrote is not durable when it returns.
     FlushUnderWayCovers => "flush-under-way-covers", Threads,
     /// fsync does not flush what was overwritten in place: old bytes come back after a cut.

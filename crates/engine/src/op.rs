@@ -21,6 +21,8 @@
 //!    them. What a checkpoint's epochs have left pending it folds itself, by a change that
 //!    makes a version and nothing else (`checkpoint.rs`, invariant 4); the journal keeps room
 //!    for that from the first merge on (R5, R6).
+//! 7. Whoever sees what an operation changed of a node finds its epoch where it was noted ([`Op::commit_noting`]): it is there
+//!    before the first unlock. So who waits for what is noted waits for all that it has seen.
 
 use crate::content::Content;
 use crate::error::Error;
@@ -752,7 +754,25 @@ impl<'s, C: Content> Op<'s, C> {
     }
 
     /// Appends the record and unlocks. The operation is durable when its epoch is.
-    pub fn commit(mut self) -> Epoch {
+    pub fn commit(self) -> Epoch {
+        self.commit_noting(|_| {})
+    }
+
+    /// The same for who notes the epoch elsewhere: `note` is called when the record is staged, and all is still locked (invariant 7). It
+    /// may take locks that come after those of space maps, and waits for nobody who waits for an operation.
+    pub fn commit_noting(mut self, note: impl FnOnce(Epoch)) -> Epoch {
+        let epoch = self.stage();
+        if planted(Canary::ChangeNotedLate) {
+            drop(self);
+            note(epoch);
+            return epoch;
+        }
+        note(epoch);
+        epoch
+    }
+
+    /// Appends the record; unlocking is what is left.
+    fn stage(&mut self) -> Epoch {
         self.change_maps();
         let more = self.credits_of_closed();
         if more.is_none() && !self.failed {

@@ -104,8 +104,7 @@ impl FileSystem {
             }
             // An operation that cannot be taken back plans the change of one attribute. So these go before the owner does.
             self.take_capabilities(&mut op, slot)?;
-            let epoch = op.commit();
-            self.files.changed(ino, epoch);
+            op.commit_noting(|epoch| self.files.changed(ino, epoch));
         };
         let now = self.times.after(op.peek(slot).inode()?.shown());
         let mut change = self.change_lists(&mut op, slot, (who, &rest), now)?;
@@ -113,8 +112,7 @@ impl FileSystem {
         change.mtime = self.files.times_set(ino, atime, mtime).or(change.mtime);
         op.apply(slot, Delta::Attrs(change));
         let attr = self.attr_for(who, ino, op.peek(slot).inode()?);
-        let epoch = op.commit();
-        self.files.changed(ino, epoch);
+        op.commit_noting(|epoch| self.files.changed(ino, epoch));
         Ok(attr)
     }
 

@@ -482,10 +482,10 @@ impl FileSystem {
             op.delete(*slot);
             self.files.times_gone(*ino);
         }
-        let epoch = op.commit();
-        for (ino, _) in &removal.taken {
-            self.files.changed(*ino, epoch);
-        }
+        op.commit_noting(|epoch| {
+            let taken = removal.taken.iter();
+            taken.for_each(|(ino, _)| self.files.changed(*ino, epoch));
+        });
     }
 }
 

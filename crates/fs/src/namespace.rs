@@ -433,8 +433,7 @@ impl FileSystem {
             self.adopted(ino);
         }
         let attr = self.attr_for(who, ino, op.peek(file).inode()?);
-        let epoch = op.commit();
-        self.files.changed(ino, epoch);
+        op.commit_noting(|epoch| self.files.changed(ino, epoch));
         Ok(Linked::Done(Box::new(attr)))
     }
 
@@ -592,8 +591,7 @@ impl FileSystem {
         self.count_names(&mut op, r.dir, (-1, -(r.directory as i32)), now);
         let mtime = self.files.times_set(r.expected.nid, false, false);
         let orphaned = self.dispose(&mut op, r.victim, disposal, links(nlink, now, mtime));
-        let epoch = op.commit();
-        self.files.changed(r.expected.nid, epoch);
+        op.commit_noting(|epoch| self.files.changed(r.expected.nid, epoch));
         if orphaned {
             self.settle_orphan(r.expected.nid);
         }

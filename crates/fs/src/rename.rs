@@ -363,10 +363,10 @@ impl FileSystem {
         let mtimes = changed.map(|ino| self.files.times_set(ino?, false, false));
         let orphan = self.carry_out(&mut op, step, now, mtimes[1]);
         tally.apply(self, &mut op, slots, request, (now, mtimes));
-        let epoch = op.commit();
-        for ino in changed.into_iter().flatten() {
-            self.files.changed(ino, epoch);
-        }
+        op.commit_noting(|epoch| {
+            let changed = changed.into_iter().flatten();
+            changed.for_each(|ino| self.files.changed(ino, epoch));
+        });
         Ok(Outcome::Done(orphan))
     }
 

@@ -315,10 +315,10 @@ impl FileSystem {
             op.delete(*slot);
             self.files.times_gone(name.nid);
         }
-        let epoch = op.commit();
-        for (name, _) in &taken {
-            self.files.changed(name.nid, epoch);
-        }
+        op.commit_noting(|epoch| {
+            let taken = taken.iter();
+            taken.for_each(|(name, _)| self.files.changed(name.nid, epoch));
+        });
         Ok(left)
     }
 

@@ -402,7 +402,6 @@ impl FileSystem {
             ..AttrChange::default()
         };
         op.apply(slot, Delta::Attrs(change));
-        let epoch = op.commit();
-        self.files.changed(ino, epoch);
+        op.commit_noting(|epoch| self.files.changed(ino, epoch));
     }
 }

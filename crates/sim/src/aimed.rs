@@ -7,6 +7,7 @@ use crate::drive::Driver;
 use crate::explore::{Base, Effort, Explorer, Failure, Seen, hash_of, mixed};
 use crate::flights;
 use crate::forgiven;
+use crate::noticed;
 use crate::op::{Op, parse_list};
 use crate::pages;
 use crate::random::{self, Generator, Setting, Source, Step, Trouble, run_steps};
@@ -125,6 +126,7 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("scans", 10, Alone(scans::run)),
     scenario("streams", 30, Alone(streams::run)),
     scenario("pages", 30, Alone(pages::run)),
+    scenario("noticed", 40, Alone(noticed::run)),
     scenario("reclaim", 2, Alone(reclaim::run)),
     scenario("sparse", 2, Alone(sparse::run)),
     scenario("flights", 2, Alone(flights::run)),

@@ -71,6 +71,7 @@ fn place(canary: Canary) -> Place {
         }
         AheadPastCut | LoadPublishedEarly | StreamUnasked => Scenario("scans"),
         PiecesNotEnded | PieceLoggedEarly => Scenario("streams"),
+        ChangeNotedLate => Scenario("noticed"),
         VersionUnchecked => Scenario("pages"),
         DurableOutOfOrder | PinsIgnored | PaceIgnored => Scenario("reclaim"),
         FlightsNotAwaited => Scenario("flights"),

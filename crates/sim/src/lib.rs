@@ -17,6 +17,7 @@ mod forgiven;
 pub mod fuzz;
 pub mod lies;
 pub mod look;
+pub mod noticed;
 pub mod op;
 pub mod oracle;
 mod pages;

@@ -12,7 +12,8 @@
 //! 4. `Meta::promised` is the number of blocks that the store has promised this file; it covers
 //!    every dirty page that has none of its own.
 //! 5. `Meta::changed` is at least the epoch of the inode's last logged change other than of
-//!    times alone (R7).
+//!    times alone (R7), for everybody who has seen that change, also by a name of the file's: it is noted before the operation
+//!    unlocks anything. What an operation changes of the content under the exclusive I/O lock, for which every sync waits, may be noted before that is given back.
 //! 6. A state leaves the [table](super::table) only when nobody uses it, nothing in it is ahead of the inode
 //!    and no page of the file is dirty: write-back finds dirty pages through their states.
 //! 7. What is seen without the lock of [`Meta`] agrees with it: see [`meta`](super::meta).
@@ -526,7 +527,7 @@ impl Files {
     }
 
     /// The inode was changed by a record of this epoch; fsync must wait for that (R7).
-    /// Called by whoever changes an inode outside this module.
+    /// Called by whoever changes an inode outside this module, before it is unlocked (invariant 5).
     pub(crate) fn changed(&self, ino: Ino, epoch: Epoch) {
         if let Some(state) = self.table.peek(ino) {
             let mut meta = state.meta.lock();

@@ -461,12 +461,13 @@ impl<'a> Group<'a> {
             op.apply(*slot, Delta::Attrs(times.on(attrs)));
             member.target = Target::Logged;
         }
-        let epoch = op.commit();
-        for (member, logged) in self.members.iter().zip(logged) {
-            if let Some(logged) = logged {
-                self.files.note_logged(member.state, epoch, logged);
+        op.commit_noting(|epoch| {
+            for (member, logged) in self.members.iter().zip(logged) {
+                if let Some(logged) = logged {
+                    self.files.note_logged(member.state, epoch, logged);
+                }
             }
-        }
+        });
     }
 
     /// Latches a failure on all files that had no block; `flush_file` tries them again.

@@ -827,8 +827,7 @@ impl Files {
         let (logged, times) = self.about_to_log(state, size);
         attrs.size = size;
         op.apply(slot, Delta::Attrs(times.on(attrs)));
-        let epoch = op.commit();
-        self.note_logged(state, epoch, logged);
+        op.commit_noting(|epoch| self.note_logged(state, epoch, logged));
     }
 
     /// For who has begun an operation that will log this size, if any, of a file, and the times that are returned.
@@ -843,7 +842,7 @@ impl Files {
         (logged, meta.times)
     }
 
-    /// The record of this epoch has this of a file.
+    /// The record of this epoch has this of a file. Called before its inode is unlocked.
     pub(super) fn note_logged(&self, state: &Arc<FileState>, epoch: Epoch, logged: Logged) {
         let mut meta = state.meta.lock();
         if let Some(size) = logged.size {

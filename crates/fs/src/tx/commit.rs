@@ -245,7 +245,10 @@ impl<'fs> Transaction<'fs> {
             for (file, intended) in changed_files(locked, &contents.files) {
                 fs.files.content_changed(file, intended);
             }
-            let epoch = op.commit();
+            let epoch = op.commit_noting(|epoch| {
+                let changed = carried.changed.keys();
+                changed.for_each(|ino| fs.files.changed(*ino, epoch));
+            });
             self.committed(contents, &carried, locked, epoch);
             return match fs.store.failed() {
                 Some(failed) => Err(failed.into()),
@@ -351,9 +354,6 @@ impl<'fs> Transaction<'fs> {
             if !carried.deleted.contains(&contents.files[file].0) {
                 reservation.was_taken();
             }
-        }
-        for ino in carried.changed.keys() {
-            fs.files.changed(*ino, epoch);
         }
         for (file, intended) in changed_files(locked, &contents.files) {
             fs.files.content_logged(file, intended, epoch);
