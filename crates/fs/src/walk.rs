@@ -240,7 +240,8 @@ impl FileSystem {
         })
     }
 
-    /// The names of a directory, one leaf after the other.
+    /// The names of a directory, one leaf after the other. One that was removed since it was found has nothing any more; what `each` fails with is
+    /// another matter.
     fn runs(
         &self,
         dir: Ino,
@@ -249,10 +250,13 @@ impl FileSystem {
     ) -> Result<(), Error> {
         let mut from = Some(0);
         while let Some(key) = from {
-            let (names, next) = {
+            let looked = || {
                 let node = self.inode(dir)?;
                 let inode = same_dir(dir, generation, node.inode()?)?;
-                list::run_from::<Name>(&self.store, inode, key)?
+                list::run_from::<Name>(&self.store, inode, key)
+            };
+            let Some((names, next)) = unless_gone(dir, looked())? else {
+                return Ok(());
             };
             each(names)?;
             from = next;
@@ -355,12 +359,12 @@ fn same_dir(dir: Ino, generation: u64, inode: &Inode) -> Result<&Inode, Error> {
     }
 }
 
-/// A directory that was removed since it was found has nothing any more.
-fn unless_gone(dir: Ino, entered: Result<(), Error>) -> Result<(), Error> {
-    match entered {
-        Err(Error::Stale(ino)) if ino == dir => Ok(()),
-        Err(Error::NotFound) => Ok(()),
-        other => other,
+/// What came of a look at a directory, or of a change of it. `None`: it was removed since it was found.
+fn unless_gone<T>(dir: Ino, looked: Result<T, Error>) -> Result<Option<T>, Error> {
+    match looked {
+        Err(Error::Stale(ino)) if ino == dir => Ok(None),
+        Err(Error::NotFound) => Ok(None),
+        other => other.map(Some),
     }
 }
 
@@ -371,7 +375,7 @@ struct Walk<'a> {
 
 impl Work for Walk<'_> {
     fn enter(&self, dir: Ino, generation: u64, found: &mut dyn FnMut(&Name)) -> Result<(), Error> {
-        let entered = self.fs.runs(dir, generation, |names| {
+        self.fs.runs(dir, generation, |names| {
             for name in &names {
                 let entry = crate::listing::entry_of(name);
                 if (self.each)(dir, entry)? && name.kind == libc::DT_DIR {
@@ -379,8 +383,7 @@ impl Work for Walk<'_> {
                 }
             }
             Ok(())
-        });
-        unless_gone(dir, entered)
+        })
     }
 
     fn leave(&self, _left: &Found) -> Result<(), Error> {
@@ -417,14 +420,13 @@ impl RemoveAll<'_> {
 
 impl Work for RemoveAll<'_> {
     fn enter(&self, dir: Ino, generation: u64, found: &mut dyn FnMut(&Name)) -> Result<(), Error> {
-        let entered = self.fs.runs(dir, generation, |names| {
+        self.fs.runs(dir, generation, |names| {
             let (below, files): (Vec<Name>, Vec<Name>) = names
                 .into_iter()
                 .partition(|name| name.kind == libc::DT_DIR);
             below.iter().for_each(&mut *found);
-            self.files(dir, generation, &files)
-        });
-        unless_gone(dir, entered)
+            unless_gone(dir, self.files(dir, generation, &files)).map(drop)
+        })
     }
 
     fn leave(&self, left: &Found) -> Result<(), Error> {

@@ -349,3 +349,34 @@ fn a_walk_ends_when_what_it_calls_panics() {
     assert!(outcome.is_err());
     fs.close().unwrap();
 }
+
+/// What `each` failed with was taken for the removal of the directory: the rest of it was not met, and the walk said that all was well.
+#[test]
+fn an_error_of_whoever_walks_is_no_removed_directory() {
+    let world = World::new(1, 64 << 20, 12);
+    let fs = world.open();
+    let top = mkdir(&fs, ROOT, "top");
+    for i in 0..300 {
+        file(&fs, top, &format!("file-with-a-long-name-{i}"), 0);
+    }
+    for error in [Error::NotFound, Error::Stale(top), Error::Stale(ROOT)] {
+        let met = AtomicU64::new(0);
+        let walked = fs.walk(top, 1, &|_, _| match met.fetch_add(1, Ordering::Relaxed) {
+            2 => Err(error.clone()),
+            _ => Ok(true),
+        });
+        assert_eq!(walked.unwrap_err().to_string(), error.to_string());
+        assert_eq!(met.into_inner(), 3);
+    }
+    // One that is removed at this moment has nothing any more.
+    let below = mkdir(&fs, top, "below");
+    file(&fs, below, "file", 0);
+    let walked = fs.walk(top, 1, &|_, entry| {
+        if entry.name == b"below" {
+            fs.remove_all(&Caller::root(), top, b"below", 1, &|_| {})?;
+        }
+        Ok(true)
+    });
+    walked.unwrap();
+    fs.close().unwrap();
+}
