@@ -17,7 +17,7 @@ use crate::list::{Emptied, Seen};
 use crate::times::Stamp;
 use base::canary::{Canary, planted};
 use base::clock::Timestamp;
-use engine::{Epoch, Mode, Need, Node, Op, Slot};
+use engine::{Epoch, Mode, Need, Node, NodeRead, Op, Slot};
 use format::Damage;
 use std::sync::Arc;
 
@@ -26,6 +26,35 @@ const ATIME_AGE: i64 = 24 * 60 * 60;
 
 /// Looks at one name that may find it pointing at an inode just gone.
 pub(crate) const LOOKS: u32 = 100;
+
+/// Looks at names that come too late. Those that find the same as the one before count: whom others come before for ever tries for ever.
+#[derive(Debug)]
+pub(crate) struct Looks<T> {
+    last: Option<T>,
+    same: u32,
+}
+
+impl<T> Default for Looks<T> {
+    fn default() -> Self {
+        Looks {
+            last: None,
+            same: 0,
+        }
+    }
+}
+
+impl<T: PartialEq> Looks<T> {
+    /// One more has found this. True after [`LOOKS`] that found the same: it will not be another thing.
+    pub fn are_over(&mut self, found: T) -> bool {
+        let found = Some(found);
+        self.same = match self.last == found {
+            true => self.same + 1,
+            false => 0,
+        };
+        self.last = found;
+        self.same >= LOOKS
+    }
+}
 
 /// A new inode in the making.
 pub(crate) struct Draft<'a> {
@@ -49,15 +78,21 @@ impl FileSystem {
     pub fn lookup<'d>(&self, parent: impl Into<At<'d>>, name: &[u8]) -> Result<Attr, Error> {
         let parent = parent.into();
         if is_dot(name) {
-            let up = {
-                let node = self.dir_inode(parent)?;
-                live_dir(node.inode()?)?.parent
+            let node = self.dir_inode(parent)?;
+            let dir = live_dir(node.inode()?)?;
+            return match name {
+                b"." => Ok(self.show(parent.ino(), dir)),
+                _ => self.look_above(node, |up, inode| self.show(up, inode)),
             };
-            return self.getattr(if name == b"." { parent.ino() } else { up });
         }
         let name = self.wanted(name)?;
-        for _ in 0..LOOKS {
+        let mut looks = Looks::default();
+        loop {
             let found = self.find(parent, name)?.ok_or(Error::NotFound)?;
+            if looks.are_over(found) {
+                return Err(self.dangling(parent.ino()));
+            }
+            between_steps();
             match self.getattr(found.nid) {
                 Ok(attr) if attr.generation == found.generation => return Ok(attr),
                 // Unlinked, perhaps replaced, between the two looks.
@@ -65,7 +100,22 @@ impl FileSystem {
                 Err(error) => return Err(error),
             }
         }
-        Err(self.dangling(parent.ino()))
+    }
+
+    /// Looks at the directory above one that is locked, which is given up for that. While it is locked it has a name in the one above, which
+    /// therefore is not removed; and from then on that is referred to until it has been looked at, so that nothing else gets its number.
+    pub(crate) fn look_above<T>(
+        &self,
+        dir: NodeRead<FsNode>,
+        look: impl FnOnce(Ino, &Inode) -> T,
+    ) -> Result<T, Error> {
+        let up = live_dir(dir.inode()?)?.parent;
+        self.ref_inode(up);
+        drop(dir);
+        between_steps();
+        let seen = (|| Ok(look(up, self.inode(up)?.inode()?)))();
+        self.forget(up, 1);
+        seen
     }
 
     pub(crate) fn dangling(&self, dir: Ino) -> Error {
@@ -492,17 +542,14 @@ impl FileSystem {
     ) -> Result<(), Error> {
         let name = self.wanted(name)?;
         let (mut orphanage, mut mode) = (false, Mode::Merging);
-        let (mut tries, mut last) = (0, None);
-        while tries < LOOKS {
+        let mut looks = Looks::default();
+        loop {
             let dir_node = self.dir_node(parent)?;
             let (found, seen) = self.look_in(&dir_node, name)?;
             let found = found.ok_or(Error::NotFound)?;
-            // Whom others come before for ever tries for ever.
-            tries = match last == Some(found) {
-                true => tries + 1,
-                false => 0,
-            };
-            last = Some(found);
+            if looks.are_over(found) {
+                break;
+            }
             if before.is_some_and(|before| before.victim != (found.nid, found.generation)) {
                 return Err(Error::NotFound);
             }
@@ -650,6 +697,38 @@ impl FileSystem {
         }
         op.commit();
         Ok(())
+    }
+}
+
+/// Where others may come in between two steps of a call; in tests somebody does.
+#[inline(always)]
+pub(crate) fn between_steps() {
+    #[cfg(test)]
+    meanwhile::happen();
+}
+
+#[cfg(test)]
+pub(crate) mod meanwhile {
+    use std::cell::RefCell;
+
+    thread_local! {
+        static OTHERS: RefCell<Option<Box<dyn FnMut()>>> = const { RefCell::new(None) };
+    }
+
+    /// What happens in calls of this thread from now on, but not in calls that it makes itself.
+    pub fn others_do(what: impl FnMut() + 'static) {
+        OTHERS.set(Some(Box::new(what)));
+    }
+
+    pub fn nobody_does() {
+        OTHERS.set(None);
+    }
+
+    pub(super) fn happen() {
+        if let Some(mut what) = OTHERS.take() {
+            what();
+            OTHERS.set(Some(what));
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Paths: names that are looked up one after the other.
 //!
 //! Invariants:
-//! 1. A name is looked up in what the name before it refers to: the generation tells that from what got its
-//!    number later. Who finds something else, or nothing, begins again.
+//! 1. A name is looked up in what the name before it refers to, be it "..": the generation tells that from what got its
+//!    number later. Who finds something else, or nothing, begins again, as often as that is another thing each time.
 //! 2. A directory is locked no longer than a look-up of one name takes, and before the next one is locked. So a path is not one
 //!    atomic step: names in it may change meanwhile, as POSIX has it.
 
@@ -12,7 +12,7 @@ use crate::content::{Body, Inode, Link};
 use crate::dir::{self, Wanted, is_dot};
 use crate::directory::At;
 use crate::filesystem::FileSystem;
-use crate::namespace::{LOOKS, live_dir};
+use crate::namespace::{Looks, between_steps, live_dir};
 
 /// Symbolic links followed in one path.
 pub(crate) const LINKS_FOLLOWED: u32 = 40;
@@ -27,8 +27,16 @@ struct Start<'d> {
 
 enum End {
     Found(Attr),
-    /// What a name in this directory refers to is gone, and something else may have its number.
-    Lost(Ino),
+    /// What a name refers to is gone, and something else may have its number.
+    Lost(Lost),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Lost {
+    /// The directory that the name is in.
+    dir: Ino,
+    /// What it refers to: its number, and its generation if that is known.
+    named: (Ino, Option<u64>),
 }
 
 impl FileSystem {
@@ -50,14 +58,14 @@ impl FileSystem {
             at: from.into(),
             generation: None,
         };
-        let mut last = start.at.ino();
-        for _ in 0..LOOKS {
+        let mut looks = Looks::default();
+        loop {
             match self.follow(start, path, 0)? {
                 End::Found(attr) => return Ok(attr),
-                End::Lost(dir) => last = dir,
+                End::Lost(lost) if looks.are_over(lost) => return Err(self.dangling(lost.dir)),
+                End::Lost(_) => {}
             }
         }
-        Err(self.dangling(last))
     }
 
     fn follow(&self, start: Start<'_>, path: &[u8], links: u32) -> Result<End, Error> {
@@ -68,6 +76,11 @@ impl FileSystem {
         let mut before = here;
         let mut begins = true;
         loop {
+            between_steps();
+            let lost = End::Lost(Lost {
+                dir: before.at.ino(),
+                named: (here.at.ino(), here.generation),
+            });
             let mut rest = names;
             let name = rest.next();
             let wanted = match name {
@@ -82,14 +95,12 @@ impl FileSystem {
             }
             let node = match self.dir_inode(here.at) {
                 Ok(node) => node,
-                Err(Error::Stale(_)) if !begins || links > 0 => {
-                    return Ok(End::Lost(before.at.ino()));
-                }
+                Err(Error::Stale(_)) if !begins || links > 0 => return Ok(lost),
                 Err(error) => return Err(error),
             };
             let inode = node.inode()?;
             if here.generation.is_some_and(|own| own != inode.generation) {
-                return Ok(End::Lost(before.at.ino()));
+                return Ok(lost);
             }
             if inode.is_symlink() && !begins {
                 let path = joined(inode, names)?;
@@ -98,7 +109,7 @@ impl FileSystem {
                     return Err(Error::TooManySymlinks);
                 }
                 match self.touch_atime(here.at.ino()) {
-                    Err(Error::Stale(_)) => return Ok(End::Lost(before.at.ino())),
+                    Err(Error::Stale(_)) => return Ok(lost),
                     other => other?,
                 }
                 return self.follow(before, &path, links + 1);
@@ -116,7 +127,10 @@ impl FileSystem {
                     Start::of(&dir::find(&self.store, dir, wanted)?.ok_or(Error::NotFound)?)
                 }
                 None if name == b"." => here,
-                None => dir.parent.into(),
+                None => match self.look_above(node, Start::above) {
+                    Err(Error::Stale(_)) => return Ok(lost),
+                    above => above?,
+                },
             };
             (before, here, begins, names) = (here, next, false, rest);
         }
@@ -150,6 +164,16 @@ impl Start<'_> {
         Start {
             at: link.nid.into(),
             generation: Some(link.generation),
+        }
+    }
+}
+
+impl Start<'_> {
+    /// At a directory that is there.
+    fn above(ino: Ino, dir: &Inode) -> Self {
+        Start {
+            at: ino.into(),
+            generation: Some(dir.generation),
         }
     }
 }
@@ -193,6 +217,93 @@ impl<'p> Names<'p> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::Caller;
+    use crate::namespace::meanwhile::{nobody_does, others_do};
+    use crate::rename::tests::file_system;
+    use engine::Need;
+    use std::sync::Arc;
+
+    /// Calls `look` beside others who, at this step of it, remove directory b and the one above it, a, and then make directories until one has
+    /// the number that a had. Returns the attributes of b and a, too.
+    fn while_both_go<T>(step: u32, look: impl FnOnce(&FileSystem, [Attr; 2]) -> T) -> (T, Attr) {
+        let (fs, who) = (file_system(), Caller::root());
+        let above = fs.mkdir(&who, ROOT, b"a", 0o755).unwrap();
+        let below = fs.mkdir(&who, above.ino, b"b", 0o755).unwrap();
+        let (others, mut steps) = (Arc::clone(&fs), 0);
+        others_do(move || {
+            steps += 1;
+            if steps != step {
+                return;
+            }
+            others.rmdir(&who, above.ino, b"b").unwrap();
+            others.rmdir(&who, ROOT, b"a").unwrap();
+            for i in 0..500 {
+                let name = format!("c{i}");
+                let new = others.mkdir(&who, ROOT, name.as_bytes(), 0o755).unwrap();
+                if new.ino == above.ino {
+                    others.mkdir(&who, new.ino, b"x", 0o755).unwrap();
+                    return;
+                }
+            }
+        });
+        let seen = look(&fs, [below, above]);
+        nobody_does();
+        (seen, above)
+    }
+
+    /// The directory above went after its number had been read, and another one that got the number was looked into.
+    #[test]
+    fn what_is_above_a_directory_is_not_what_has_got_its_number() {
+        for step in 1..8 {
+            let (found, _) = while_both_go(step, |fs, _| fs.stat_at(ROOT, b"a/b/../x"));
+            assert!(matches!(found, Err(Error::NotFound)), "{step}: {found:?}");
+        }
+        let (found, above) = while_both_go(1, |fs, [below, _]| fs.lookup(below.ino, b".."));
+        let found = found.unwrap();
+        assert_eq!((found.ino, found.generation), (above.ino, above.generation));
+    }
+
+    /// After a hundred looks, each of which found another file gone, a healthy directory was called damaged.
+    #[test]
+    fn who_is_late_again_and_again_finds_no_damage() {
+        let (fs, who) = (file_system(), Caller::root());
+        let make = |name: &[u8]| fs.mknod(&who, ROOT, name, libc::S_IFREG | 0o644, 0);
+        make(b"file").unwrap();
+        type Look = fn(&FileSystem) -> Result<Attr, Error>;
+        let looks: [Look; 2] = [
+            |fs| fs.lookup(ROOT, b"file"),
+            |fs| fs.stat_at(ROOT, b"file"),
+        ];
+        for look in looks {
+            let (others, mut left) = (Arc::clone(&fs), 450);
+            others_do(move || {
+                if left > 0 {
+                    left -= 1;
+                    let new = others.mknod(&who, ROOT, b"new", libc::S_IFREG | 0o644, 0);
+                    new.unwrap();
+                    others.rename(&who, ROOT, b"new", ROOT, b"file", 0).unwrap();
+                }
+            });
+            let found = look(&fs).unwrap();
+            nobody_does();
+            assert_eq!(found.ino, fs.lookup(ROOT, b"file").unwrap().ino);
+        }
+        // But a name that refers to nothing is damage.
+        let node = fs.node(make(b"gone").unwrap().ino).unwrap();
+        let mut op = fs.store.begin(Need::Reclaim).unwrap();
+        let slot = op.lock(&node).unwrap();
+        op.delete(slot);
+        op.commit();
+        for damaged in [
+            fs.lookup(ROOT, b"gone").map(drop),
+            fs.stat_at(ROOT, b"gone").map(drop),
+            fs.unlink(&who, ROOT, b"gone"),
+            fs.rename(&who, ROOT, b"gone", ROOT, b"file", 0),
+        ] {
+            let is_damage = matches!(damaged, Err(Error::Damaged { ino: ROOT, .. }));
+            assert!(is_damage, "{damaged:?}");
+        }
+    }
 
     #[test]
     fn names_are_what_is_between_slashes() {

@@ -7,7 +7,7 @@ use crate::dir::{self, Target, Wanted, is_dot};
 use crate::directory::At;
 use crate::filesystem::{DIR_LINK_MAX, FileSystem};
 use crate::list::{Addition, Deletion, Emptied, Seen, Spot};
-use crate::namespace::{links, live_dir};
+use crate::namespace::{Looks, links, live_dir};
 use crate::orphan::Disposal;
 use base::canary::{Canary, planted};
 use base::clock::Timestamp;
@@ -19,8 +19,6 @@ pub const RENAME_NOREPLACE: u32 = libc::RENAME_NOREPLACE;
 /// Both names exist, and change places.
 pub const RENAME_EXCHANGE: u32 = libc::RENAME_EXCHANGE;
 
-/// Starts that may find the names changed under them.
-const TRIES: u32 = 100;
 /// Directories above one another, at most; more is a cycle in a damaged tree.
 pub(crate) const DEPTH_MAX: u32 = 1 << 20;
 
@@ -117,8 +115,8 @@ impl FileSystem {
             mode: Mode::Merging,
             orphanage: false,
         };
-        let (mut tries, mut last) = (0, None);
-        while tries < TRIES {
+        let mut looks = Looks::default();
+        loop {
             let from = self.dir_node(parent)?;
             // A handle is looked at even so: it may be another file system's.
             let other = match request.crosses() || new_parent.number().is_none() {
@@ -129,12 +127,9 @@ impl FileSystem {
             let (source, old_seen) = self.look_in(&from, name)?;
             let source = source.ok_or(Error::NotFound)?;
             let (target, new_seen) = self.look_in(to, new_name)?;
-            // Whom others come before for ever tries for ever.
-            tries = match last == Some((source, target)) {
-                true => tries + 1,
-                false => 0,
-            };
-            last = Some((source, target));
+            if looks.are_over((source, target)) {
+                break;
+            }
             match &target {
                 None if exchange => return Err(Error::NotFound),
                 Some(_) if keep => return Err(Error::Exists),
@@ -618,7 +613,7 @@ impl Tally {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::api::ROOT;
     use crate::{FsOptions, MkfsOptions};
@@ -630,7 +625,7 @@ mod tests {
 
     const BYTES: u64 = 64 << 20;
 
-    fn file_system() -> Arc<FileSystem> {
+    pub(crate) fn file_system() -> Arc<FileSystem> {
         let devices = vec![SimDevice::new(BYTES, 1) as Arc<dyn device::BlockDevice>];
         let geometry = Geometry::plan(&[BYTES], GeometryOptions::default()).unwrap();
         let array = Array::create(devices, geometry, "test", [7; 16], [9; 16]).unwrap();
