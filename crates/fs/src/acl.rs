@@ -171,6 +171,13 @@ impl Inherited {
         self.attributes.is_empty()
     }
 
+    /// The same of an inode that stays in memory, which has them in itself whatever they take.
+    pub fn put_in(self, inode: &mut Inode) {
+        if !self.attributes.is_empty() {
+            inode.seldom.xattrs = self.attributes;
+        }
+    }
+
     pub fn plan<'s>(self, store: &'s Store<FsNode>) -> Result<PlannedAttributes<'s>, Error> {
         let mut planned = PlannedAttributes {
             attributes: self.attributes,
@@ -213,6 +220,21 @@ impl PlannedAttributes<'_> {
             children: vec![child],
         });
     }
+}
+
+/// What chmod makes of the access list of an inode that stays in memory, and has its attributes in itself.
+pub(crate) fn chmod_in(inode: &mut Inode, mode: u32) -> Result<(), Error> {
+    let Some(at) = (inode.seldom.xattrs.iter()).position(|x| &*x.name == ACCESS) else {
+        return Ok(());
+    };
+    let access = &mut inode.seldom.xattrs[at].value;
+    if let Value::Here(value) = access
+        && let Some(mut acl) = Acl::parse(value)?
+    {
+        acl.chmod(mode);
+        *access = Value::Here(acl.encode().into());
+    }
+    Ok(())
 }
 
 impl FileSystem {

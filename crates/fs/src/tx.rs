@@ -103,7 +103,7 @@ enum Step {
 struct Staged<'fs> {
     generation: u64,
     /// The inode as the transaction found or made it, with changes of attributes, links and parent since; its content and
-    /// its names are elsewhere.
+    /// its names are elsewhere. One that it makes has the lists here that it gets from its directory as that is now.
     model: Box<Inode>,
     /// Attributes that were set.
     set: SetAttr,
@@ -507,6 +507,9 @@ impl<'fs> Transaction<'fs> {
         let staged = self.inodes.get_mut(&ino).expect("it was looked up");
         let change = attr_change(&self.who, &staged.model, &set, now);
         let model = &mut staged.model;
+        if let (Some(mode), Some(_)) = (set.mode, &staged.fresh) {
+            crate::acl::chmod_in(model, mode)?;
+        }
         model.mode = change.mode.unwrap_or(model.mode);
         model.uid = change.uid.unwrap_or(model.uid);
         model.gid = change.gid.unwrap_or(model.gid);

@@ -2,6 +2,8 @@
 
 #[path = "tx/atomic.rs"]
 mod atomic;
+#[path = "tx/lists.rs"]
+mod lists;
 #[path = "tx/space.rs"]
 mod space;
 #[path = "names/world.rs"]

@@ -473,12 +473,16 @@ impl<'fs> Transaction<'fs> {
         let kept = names
             .split(|byte| *byte == 0)
             .filter(|name| !name.is_empty());
+        // What it may get from its directory, whether it does as that is now or not.
+        let inherited: &[&[u8]] = match staged.fresh {
+            Some(_) => &[ACCESS, DEFAULT],
+            None => &[],
+        };
         let kept = here
             .chain(kept)
-            .filter(|name| !staged.xattrs.contains_key(*name));
+            .filter(|name| !staged.xattrs.contains_key(*name) && !inherited.contains(name));
         let set = staged.xattrs.iter().filter(|(_, value)| value.is_some());
-        // What it may get from its directory.
-        let inherited = staged.fresh.iter().flat_map(|_| [ACCESS, DEFAULT]);
+        let inherited = inherited.iter().copied();
         let all = kept.chain(set.map(|(name, _)| &**name)).chain(inherited);
         Ok(all.map(|name| name.len() + 1).sum::<usize>() <= NAMES_MAX)
     }

@@ -119,7 +119,8 @@ impl<'fs> Transaction<'fs> {
         }
         let parent = &self.inodes[&dir];
         let default = match (parent.fresh.is_some(), mode & libc::S_IFMT) {
-            (true, _) | (_, libc::S_IFLNK) => None,
+            (_, libc::S_IFLNK) => None,
+            (true, _) => fs.attribute(&parent.model, DEFAULT)?,
             // As it is now: what the model refers to may be gone.
             (false, _) => {
                 let node = fs.inode(dir).map_err(gone)?;
@@ -127,7 +128,8 @@ impl<'fs> Transaction<'fs> {
             }
         };
         let drafted = fs.draft_with(&self.who, &parent.model, &draft, fresh.version(), default);
-        let (mut model, _) = drafted?;
+        let (mut model, lists) = drafted?;
+        lists.put_in(&mut model);
         if model.is_dir() {
             model.parent = dir;
         }

@@ -1,0 +1,108 @@
+//! Access control lists that new inodes of a transaction get from their directories.
+
+use super::{WHO, begin};
+use crate::world::World;
+use fs::{Caller, Error, FileSystem, Ino, ROOT, SetAttr};
+
+const ACCESS: &[u8] = b"system.posix_acl_access";
+const DEFAULT: &[u8] = b"system.posix_acl_default";
+
+/// Owner rwx, a user rw, the group `group`, others nothing.
+fn list(group: u16) -> Vec<u8> {
+    let none = u32::MAX;
+    let mut value = 2u32.to_le_bytes().to_vec();
+    for (tag, perm, id) in [
+        (1u16, 7u16, none),
+        (2, 6, 7),
+        (4, group, none),
+        (0x10, 7, none),
+        (0x20, 0, none),
+    ] {
+        value.extend(tag.to_le_bytes());
+        value.extend(perm.to_le_bytes());
+        value.extend(id.to_le_bytes());
+    }
+    value
+}
+
+fn directory_with_list(fs: &FileSystem) -> Ino {
+    let dir = fs.mkdir(&WHO(), ROOT, b"dir", 0o755).unwrap().ino;
+    fs.setxattr(&WHO(), dir, DEFAULT, &list(7), 0).unwrap();
+    dir
+}
+
+/// A transaction showed new inodes without the lists that they get, and those below a new directory with the bits that the umask leaves.
+#[test]
+fn new_inodes_have_their_lists_before_the_commit_as_after_it() {
+    let world = World::new(2, 32 << 20, 61);
+    let fs = world.open();
+    let dir = directory_with_list(&fs);
+    let who = Caller {
+        umask: 0o077,
+        ..WHO()
+    };
+    let mut tx = fs.transaction(&who).unwrap();
+    let below = tx.mkdir(dir, b"below", 0o775).unwrap();
+    let deep = tx.mkdir(below, b"deep", 0o750).unwrap();
+    let made = [
+        below,
+        deep,
+        tx.create(dir, b"file", 0o664).unwrap(),
+        tx.create(below, b"file", 0o664).unwrap(),
+        tx.create(deep, b"file", 0o640).unwrap(),
+        tx.symlink(below, b"link", b"file").unwrap(),
+        tx.create(below, b"changed", 0o664).unwrap(),
+        tx.create(ROOT, b"plain", 0o664).unwrap(),
+    ];
+    let chmod = SetAttr {
+        mode: Some(0o604),
+        ..SetAttr::default()
+    };
+    tx.setattr(made[6], &chmod).unwrap();
+    tx.setattr(made[7], &chmod).unwrap();
+    let value = |value: Result<Vec<u8>, Error>| value.ok();
+    let before = made.map(|ino| {
+        let mode = tx.getattr(ino).unwrap().mode & 0o7777;
+        let lists = [ACCESS, DEFAULT].map(|name| value(tx.getxattr(ino, name)));
+        (mode, lists)
+    });
+    tx.commit().unwrap();
+    let after = made.map(|ino| {
+        let mode = fs.getattr(ino).unwrap().mode & 0o7777;
+        let lists = [ACCESS, DEFAULT].map(|name| value(fs.getxattr(ino, name)));
+        (mode, lists)
+    });
+    assert_eq!(before, after);
+    let modes = after.each_ref().map(|(mode, _)| *mode);
+    let expected = [0o770, 0o750, 0o660, 0o660, 0o640, 0o777, 0o604, 0o604];
+    assert_eq!(modes, expected);
+    let has_default = after.each_ref().map(|(_, [_, default])| default.is_some());
+    assert_eq!(has_default.iter().filter(|has| **has).count(), 2);
+    fs.close().unwrap();
+    world.check();
+}
+
+/// The names of these lists count once among those that can be listed.
+#[test]
+fn the_names_of_lists_are_not_counted_twice() {
+    let world = World::new(2, 32 << 20, 62);
+    let fs = world.open();
+    let dir = directory_with_list(&fs);
+    let longest_last = |parent: Ino| {
+        let mut tx = begin(&fs);
+        let new = tx.mkdir(parent, b"new", 0o755).unwrap();
+        for i in 0..255 {
+            let name = format!("user.{i:0>250}");
+            tx.setxattr(new, name.as_bytes(), b"", 0).unwrap();
+        }
+        let fits = |len: &usize| {
+            let name = format!("user.{}", "z".repeat(*len));
+            tx.setxattr(new, name.as_bytes(), b"", 0).is_ok()
+        };
+        (1..250).rev().find(fits).unwrap()
+    };
+    let left = 256 - 1 - "user.".len() - (ACCESS.len() + 1) - (DEFAULT.len() + 1);
+    assert_eq!(longest_last(ROOT), left);
+    assert_eq!(longest_last(dir), left);
+    fs.close().unwrap();
+}
