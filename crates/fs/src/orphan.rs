@@ -92,7 +92,7 @@ pub(crate) enum Disposal<'s> {
 }
 
 /// The nid of the orphan directory for an inode.
-fn directory_of(ino: Ino) -> Nid {
+pub(crate) fn directory_of(ino: Ino) -> Nid {
     Nid(FIRST_ORPHANS + ino.0 % ORPHAN_DIRECTORIES)
 }
 

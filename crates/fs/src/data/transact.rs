@@ -136,8 +136,8 @@ impl Files {
         };
         let content = state.node.read()?;
         let inode = content.inode()?;
-        let is_cut = inode.seldom.pending_truncate.is_none();
-        match home && is_cut && !self.pages.is_dirty(state.key) {
+        let cutting = inode.seldom.pending_truncate.is_some();
+        match home && !cutting && !self.pages.is_dirty(state.key) {
             true => Ok(()),
             // What failed is latched; what is in the way goes when it is tried again.
             false => Err(Error::Busy),

@@ -14,22 +14,16 @@ use super::file::FileState;
 use super::{Files, PAGE, SIZE_MAX, tail};
 use crate::content::{AttrChange, Body, Delta, FsNode, Orphan};
 use crate::list::Emptied;
+use crate::orphan::directory_of;
 use crate::{Error, Ino, list};
 use base::sync::Arc;
 use base::sync::WriteGuard;
 use engine::{Need, Node, Op, Slot};
-use format::Nid;
-use format::inode::{FIRST_ORPHANS, ORPHAN_DIRECTORIES};
 
 /// A file of more blocks, and more than are free, is cut at once.
 const KEPT_BLOCKS: u64 = 16;
 
 const CUT_FAILED: &str = "it was beyond the end of a truncation that failed";
-
-/// The orphan directory that lists an inode.
-fn orphan_directory(ino: Ino) -> Nid {
-    Nid(FIRST_ORPHANS + ino.0 % ORPHAN_DIRECTORIES)
-}
 
 impl Files {
     /// Whether files can be of this size, and changed at all.
@@ -207,7 +201,7 @@ impl Files {
         &self,
         node: &Node<FsNode>,
     ) -> Result<(Op<'_, FsNode>, Slot, Slot), Error> {
-        let directory = self.store.get(orphan_directory(node.nid()))?;
+        let directory = self.store.get(directory_of(node.nid()))?;
         let mut op = self.store.begin(Need::Reclaim)?;
         let slots = op.lock_sorted(&[&directory, node])?;
         Ok((op, slots[0], slots[1]))
@@ -321,11 +315,11 @@ impl Files {
     fn release_step(&self, state: &Arc<FileState>) -> Result<bool, Error> {
         let (mut op, slot) = self.begin(state, Need::Reclaim)?;
         let inode = op.peek(slot).inode()?;
-        let (blocks, is_cut) = (inode.blocks, inode.seldom.pending_truncate.is_none());
+        let (blocks, cutting) = (inode.blocks, inode.seldom.pending_truncate.is_some());
         let step = extents::plan_cut(&mut op, slot, 0)?;
         let (done, freed) = (step.done, step.freed);
         step.apply(&mut op);
-        let ends_cut = done && !is_cut;
+        let ends_cut = done && cutting;
         if freed > 0 || ends_cut {
             let attrs = AttrChange {
                 blocks: Some(blocks.saturating_sub(freed)),
