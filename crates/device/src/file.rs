@@ -118,6 +118,9 @@ pub(crate) struct FileDevice {
     /// Claims of the same storage by its other names.
     _also: Vec<File>,
     pub reaper: Arc<Reaper>,
+    /// The next plain call does.
+    #[cfg(test)]
+    pub panics: AtomicBool,
 }
 
 /// Opens the devices and files at `paths`, in that order. A process that forks to run in the
@@ -347,6 +350,8 @@ impl FileDevice {
             _lock: lock.transpose()?,
             _also: also,
             reaper: Arc::new(Reaper::new(options.reap)),
+            #[cfg(test)]
+            panics: AtomicBool::new(false),
         })
     }
 }

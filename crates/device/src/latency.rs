@@ -271,7 +271,8 @@ impl BlockDevice for LatencyDevice {
             times: Times::default(),
             seen: None,
             in_service: BinaryHeap::new(),
-            pushed: 0,
+            count: 0,
+            pushed: Vec::new(),
             parts: Vec::new(),
             free: Vec::new(),
             performed: Vec::new(),
@@ -296,7 +297,10 @@ struct LatencyQueue {
     /// Ends of parts' times, the first on top, and where the parts are.
     in_service: BinaryHeap<Reverse<(u64, usize)>>,
     parts: Vec<Option<InService>>,
-    pushed: u64,
+    /// How many have been performed.
+    count: u64,
+    /// Until it is rung.
+    pushed: Vec<Part>,
     /// Places of `parts` without one.
     free: Vec<usize>,
     /// On the way there; what is left when the device below panics has failed.
@@ -312,7 +316,15 @@ struct InService {
 
 impl Queue for LatencyQueue {
     fn push(&mut self, part: Part) {
-        perform(&*self.device.below, vec![part], &mut self.performed);
+        self.pushed.push(part);
+    }
+
+    fn ring(&mut self) {
+        if self.pushed.is_empty() {
+            return;
+        }
+        let pushed = std::mem::take(&mut self.pushed);
+        perform(&*self.device.below, pushed, &mut self.performed);
         for Ended { mut part, result } in self.performed.drain(..) {
             let end = self.device.admit(&[Request::new(part.operation(), 0)]);
             let at = self.free.pop().unwrap_or_else(|| {
@@ -322,15 +334,13 @@ impl Queue for LatencyQueue {
             let class = Class::of(part.kind, part.segment.len(), self.in_service.len() + 1);
             self.parts[at] = Some(InService {
                 ended: Ended { part, result },
-                since: self.device.reaper.start(self.pushed),
+                since: self.device.reaper.start(self.count),
                 class,
             });
-            self.pushed += 1;
+            self.count += 1;
             self.in_service.push(Reverse((end, at)));
         }
     }
-
-    fn ring(&mut self) {}
 
     fn reap(&mut self, ended: &mut Vec<Ended>) {
         ended.append(&mut self.performed);

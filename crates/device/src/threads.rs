@@ -2,13 +2,16 @@
 
 use crate::block::{BlockDevice, Durability, Operation, Request};
 use crate::file::FileDevice;
-use crate::queue::{Bell, Blocking, Ended, Kind, Part, Queue, Wake};
+use crate::queue::{Bell, Blocking, Ended, Kind, Part, Queue, Wake, panicked};
+#[cfg(test)]
+use base::atomic::Ordering;
 use base::sync::{Mutex, rank};
 use base::sys;
 use base::thread::Pool;
 use std::collections::VecDeque;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// Threads for an array of `devices`: enough to keep each of them busy, and few enough to
@@ -106,19 +109,21 @@ fn work(waiting: &Mutex<Waiting>) {
             waiting.workers -= usize::from(next.is_none());
             next
         };
-        let Some(Order { part, device, told }) = next else {
+        let Some(Order {
+            mut part,
+            device,
+            told,
+        }) = next
+        else {
             return;
         };
-        let done = match device.refuses(part.kind == Kind::Read) {
-            Some(error) => Ended {
-                part,
-                result: Err(error),
-            },
-            None => perform_part(&device, part),
+        let result = match device.refuses(part.kind == Kind::Read) {
+            Some(error) => Err(error),
+            None => perform_part(&device, &mut part),
         };
         // Before anybody is told: the last of a pool's devices ends the pool, which no thread of its own may wait for.
         drop(device);
-        told.tell(done);
+        told.tell(Ended { part, result });
     }
 }
 
@@ -174,11 +179,15 @@ impl Queue for PoolQueue {
     }
 }
 
-fn perform_part(device: &FileDevice, mut part: Part) -> Ended {
-    let mut request = Request::new(part.operation(), 0);
-    perform(device, &mut request);
-    let result = request.error.map_or(Ok(()), Err);
-    Ended { part, result }
+/// A part by a plain call, which has failed if it panics: whoever does it has others to see to (queue, invariant 5).
+pub(crate) fn perform_part(device: &FileDevice, part: &mut Part) -> io::Result<()> {
+    let call = || {
+        let mut request = Request::new(part.operation(), 0);
+        perform(device, &mut request);
+        request.error.map_or(Ok(()), Err)
+    };
+    // The panic has been reported.
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Err(panicked()))
 }
 
 /// Performs one request on the calling thread. A request that has failed already is left.
@@ -186,6 +195,8 @@ pub(crate) fn perform(device: &FileDevice, request: &mut Request<'_>) {
     if request.error.is_some() {
         return;
     }
+    #[cfg(test)]
+    assert!(!device.panics.swap(false, Ordering::SeqCst), "on purpose");
     let done = match &mut request.operation {
         Operation::Read { offset, buf } => read_all(device, *offset, buf),
         Operation::Write {
@@ -260,5 +271,57 @@ pub(crate) fn usable_progress(
         )),
         (0, false) => Err(io::ErrorKind::WriteZero.into()),
         _ => Ok(whole),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buf::{AlignedBuf, Lent};
+    use crate::file::{Engine, OpenOptions};
+    use std::time::Duration;
+
+    /// Its owner waited for ever for what the thread had in hand, and for what came behind it.
+    #[test]
+    fn a_part_whose_thread_panics_fails_and_the_others_go_on() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("image");
+        crate::create_image(&path, 1 << 20).unwrap();
+        let device = FileDevice::open(&path, &OpenOptions::default(), Engine::Caller).unwrap();
+        let (device, bell) = (Arc::new(device), Arc::new(Bell::new()));
+        let pool = Arc::new(Pool::start("test", WORKERS).unwrap());
+        let mut queue = PoolQueue::new(Arc::clone(&device), Arc::clone(&pool), Arc::clone(&bell));
+        for round in 0..20 {
+            let panics = round % 2 == 0;
+            device.panics.store(panics, Ordering::SeqCst);
+            let mut lent = Lent::new(AlignedBuf::zeroed(8 * 4096));
+            for user in 0..8 {
+                let at = user as usize * 4096;
+                queue.push(Part {
+                    user,
+                    device: 0,
+                    kind: Kind::Read,
+                    offset: 4096 * user,
+                    segment: lent.lend(at..at + 4096),
+                });
+            }
+            queue.ring();
+            let mut ended = Vec::new();
+            for _ in 0..100 {
+                let rung = bell.rung();
+                queue.reap(&mut ended);
+                if ended.len() == 8 {
+                    break;
+                }
+                bell.wait(rung, Some(Duration::from_millis(100)));
+            }
+            let failed = ended.iter().filter(|ended| ended.result.is_err()).count();
+            assert_eq!((ended.len(), failed), (8, usize::from(panics)));
+            for Ended { part, .. } in ended {
+                lent.give_back(part.segment);
+            }
+        }
+        pool.finish();
+        assert_eq!(device.waiting.lock().workers, 0);
     }
 }

@@ -89,10 +89,7 @@ pub(crate) fn perform(
     ended: &mut Vec<Ended>,
 ) {
     let mut performing = Performing {
-        errors: parts
-            .iter()
-            .map(|_| Some(io::Error::other("the device's code has failed")))
-            .collect(),
+        errors: parts.iter().map(|_| Some(panicked())).collect(),
         parts,
         ended,
     };
@@ -221,6 +218,11 @@ impl DeviceQueue {
 
 pub(crate) fn is_cancelled(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ECANCELED)
+}
+
+/// The error of what was in the hands of a device's code that has panicked.
+pub(crate) fn panicked() -> io::Error {
+    io::Error::other("the device's code has failed")
 }
 
 /// The error of what was cancelled in time.

@@ -10,7 +10,7 @@
 //!    mapping lies in what the kernel has under its number.
 
 use super::Sort;
-use crate::block::{BlockDevice, Durability, Request};
+use crate::block::{BlockDevice, Durability};
 use crate::file::FileDevice;
 use crate::queue::{Bell, Ended, Kind, Part, Sleep, cancelled};
 use crate::reap::{BELL_EACH, Class, Group, Reaper, Seen, Source, Times, enter};
@@ -18,6 +18,7 @@ use crate::threads;
 use base::mapping::Mapping;
 use base::{clock, thread};
 use io_uring::{IoUring, opcode, squeue, types};
+use std::collections::VecDeque;
 use std::io;
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, RawFd};
@@ -47,7 +48,7 @@ pub(super) struct Ring {
     sort: Sort,
     /// Completions that were taken out and not collected. On a ring that polls they are once they are found: the kernel does not look
     /// for more while its queue has some.
-    taken: Vec<(u64, i32)>,
+    taken: VecDeque<(u64, i32)>,
     slots: Vec<Slot>,
     free: Vec<u32>,
     /// Slots to submit again.
@@ -88,7 +89,7 @@ impl Ring {
         Ring {
             ring,
             sort: Sort::Ordinary,
-            taken: Vec::new(),
+            taken: VecDeque::new(),
             slots: (0..entries).map(|_| Slot::default()).collect(),
             free: (0..entries as u32).rev().collect(),
             again: Vec::with_capacity(entries),
@@ -358,8 +359,8 @@ impl Ring {
     ) {
         let mut seen = self.timed.as_mut().and_then(|timed| timed.seen.take());
         self.take_out();
-        let mut taken = std::mem::take(&mut self.taken);
-        for entry in taken.drain(..) {
+        // One by one: what is behind one stays, whatever comes of that.
+        while let Some(entry) = self.taken.pop_front() {
             match entry {
                 (CANCELS, _) => {}
                 (BELL, _) => self.listens = false,
@@ -368,7 +369,6 @@ impl Ring {
                 }
             }
         }
-        self.taken = taken;
         while let Some(index) = self.again.pop() {
             self.submit(devices, index);
             self.resubmitted = true;
@@ -414,11 +414,11 @@ impl Ring {
                     self.again.push(index);
                     return None;
                 }
-                performed(device, part)
+                threads::perform_part(device, part)
             }
             // The device has no such queues any more.
             Err(_) if self.sort == Sort::Polled && result == -libc::EOPNOTSUPP => {
-                performed(device, part)
+                threads::perform_part(device, part)
             }
             Err(_) => Err(io::Error::from_raw_os_error(-result)),
         };
@@ -470,13 +470,6 @@ impl Ring {
             self.collect(devices, ended);
         }
     }
-}
-
-/// Does a part by a plain call.
-fn performed(device: &FileDevice, part: &mut Part) -> io::Result<()> {
-    let mut request = Request::new(part.operation(), 0);
-    threads::perform(device, &mut request);
-    request.error.map_or(Ok(()), Err)
 }
 
 /// Between two looks at a ring.
@@ -627,5 +620,65 @@ fn entry(device: &FileDevice, part: &Part, done: usize, registered: Option<u16>)
         Kind::Flush => opcode::Fsync::new(fd)
             .flags(types::FsyncFlags::DATASYNC)
             .build(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{builder, probe};
+    use super::*;
+    use crate::buf::{AlignedBuf, Lent};
+    use crate::file::{Engine, OpenOptions};
+    use base::atomic::Ordering;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    /// What the kernel had told besides was lost, and its owners waited for ever.
+    #[test]
+    fn a_call_in_place_of_the_kernel_that_panics_fails_its_part_and_no_other() {
+        if probe().is_err() {
+            return base::skip("io_uring");
+        }
+        const PARTS: usize = 4;
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("image");
+        crate::create_image(&path, 1 << 20).unwrap();
+        let device = FileDevice::open(&path, &OpenOptions::default(), Engine::Uring).unwrap();
+        let devices = [&device];
+        let ring = builder().build(PARTS as u32).unwrap();
+        let mut ring = Ring::new(ring, PARTS).of_sort(Sort::Polled);
+        for panics in [true, false] {
+            let mut lent = Lent::new(AlignedBuf::zeroed(PARTS * 4096));
+            for user in 0..PARTS {
+                let at = user * 4096;
+                let part = Part {
+                    user: user as u64,
+                    device: 0,
+                    kind: Kind::Read,
+                    offset: at as u64,
+                    segment: lent.lend(at..at + 4096),
+                };
+                ring.push(&devices, part);
+            }
+            ring.wait(PARTS);
+            ring.take_out();
+            assert_eq!(ring.found(), PARTS);
+            // As if the device had lost its queues.
+            ring.taken[1].1 = -libc::EOPNOTSUPP;
+            device.panics.store(panics, Ordering::SeqCst);
+            let mut ended = Vec::new();
+            if panics {
+                // And as if the kernel had told of what nobody has started.
+                ring.taken.push_front((PARTS as u64, 0));
+                let collects = || ring.collect(&devices, &mut ended);
+                assert!(catch_unwind(AssertUnwindSafe(collects)).is_err());
+            }
+            ring.collect(&devices, &mut ended);
+            assert_eq!((ended.len(), ring.in_flight()), (PARTS, 0));
+            let failed = ended.iter().filter(|ended| ended.result.is_err()).count();
+            assert_eq!(failed, usize::from(panics));
+            for Ended { part, .. } in ended {
+                lent.give_back(part.segment);
+            }
+        }
     }
 }

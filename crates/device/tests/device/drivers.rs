@@ -229,6 +229,61 @@ fn the_code_of_a_device_that_panics_fails_what_it_had_and_goes_on() {
     }
 }
 
+/// The part was in nobody's hands, and the flight's memory lent for ever.
+#[test]
+fn a_flight_on_a_slow_device_whose_code_panics_fails_and_the_next_one_lands() {
+    let sims = Sims::new(&SIZES, 5);
+    let panics = Arc::new(base::atomic::AtomicBool::new(false));
+    let hook = {
+        let panics = Arc::clone(&panics);
+        move |_: &Operation<'_>| {
+            let panics = panics.swap(false, base::atomic::Ordering::SeqCst);
+            assert!(!panics, "on purpose");
+        }
+    };
+    let latency = Latency {
+        service: Duration::from_micros(10),
+        flush: Duration::from_micros(10),
+        depth: 4,
+    };
+    let slow = |below| {
+        let hook = hook.clone();
+        let below: Arc<dyn BlockDevice> = Arc::new(Hooked { below, hook });
+        let slow = LatencyDevice::new(below, latency, Clock::manual(1));
+        Arc::new(slow) as Arc<dyn BlockDevice>
+    };
+    let slow = sims.members().into_iter().map(slow).collect();
+    let array = Arc::new(create(slow, STRIPE));
+    let mut queues = Queues::new(&array, 4, 4).unwrap();
+    for panic in [true, false, true, false] {
+        let flight = Flight {
+            kind: Kind::Read,
+            memory: AlignedBuf::zeroed(PAGE),
+            tag: 7,
+        };
+        let run = Run {
+            byte: 1 << 20,
+            at: 0,
+            len: PAGE,
+        };
+        panics.store(panic, base::atomic::Ordering::SeqCst);
+        let started = || {
+            queues.submit(flight, &[run]).unwrap();
+            queues.ring();
+        };
+        let started = std::panic::catch_unwind(std::panic::AssertUnwindSafe(started));
+        assert_eq!(started.is_err(), panic);
+        assert_eq!(queues.in_flight(), 1);
+        let mut landed = Vec::new();
+        while landed.is_empty() {
+            queues.wait(None, None);
+            queues.reap(&mut landed);
+        }
+        assert_eq!(landed[0].result.is_err(), panic);
+        assert_eq!(landed[0].tag, 7);
+    }
+}
+
 #[test]
 fn a_caller_that_panics_while_its_batch_is_under_way_waits_for_it() {
     let sims = Sims::new(&SIZES, 4);
