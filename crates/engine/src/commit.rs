@@ -12,6 +12,8 @@
 //! 4. Nobody is woken for nothing: a batch's end wakes those whose epoch it makes durable, and when somebody may gather, one of
 //!    those is whose epoch nobody has. If one is told and finds that it need not, then somebody else has gathered since, and
 //!    tells the next; or its epoch is closed, and whoever closed it does when its batch has its place.
+//! 5. What was gathered is in a [`Place`], then in a [`Ticket`], until it is complete. One that goes in another way, as by a panic, takes records with it
+//!    that are in no batch: that is a failure (2). A place goes before others may gather, so no batch comes behind what is lost.
 //!
 //! *Who gathers beside a batch that is under way.* Threads that sync one change after the other come back soon after their batch
 //! is complete. A batch that is gathered before they all wait leaves some of them to the next, and each costs a flush; one that is gathered
@@ -175,15 +177,96 @@ fn wake(told: Vec<Arc<Turn>>) {
     }
 }
 
-/// The place of a gathered batch among the others.
+/// The right to gather a batch and give it a place among the others (invariant 5).
+#[must_use]
 #[derive(Debug)]
-pub(crate) struct Ticket {
+pub(crate) struct Place<'a, E: Clone> {
+    commits: &'a Commits<E>,
+    /// Of somebody who gathers because [`Commits::through`] said so, which keeps others from gathering meanwhile.
+    through: bool,
+    free: bool,
+}
+
+impl<'a, E: Clone> Place<'a, E> {
+    /// A batch has it.
+    pub fn issue(mut self, epoch: u64, sequence: Option<u64>) -> Ticket<'a, E> {
+        self.free = false;
+        let mut state = self.commits.state.lock();
+        let number = state.issued;
+        state.issued += 1;
+        if self.through {
+            state.gathering = false;
+            state.leaders += 1;
+        }
+        state.cover(epoch);
+        let told = state.tell();
+        drop(state);
+        wake(told);
+        Ticket {
+            commits: self.commits,
+            number,
+            epoch,
+            sequence,
+            through: self.through,
+            complete: false,
+        }
+    }
+
+    /// Nothing was gathered.
+    pub fn leave(mut self) {
+        self.free = false;
+        let mut state = self.commits.state.lock();
+        self.is_left(&mut state);
+        let told = state.tell();
+        drop(state);
+        wake(told);
+    }
+
+    fn is_left(&self, state: &mut State<E>) {
+        if self.through {
+            state.gathering = false;
+        }
+    }
+}
+
+impl<E: Clone> Drop for Place<'_, E> {
+    fn drop(&mut self) {
+        if self.free {
+            let commits = self.commits;
+            commits.stop(commits.lost, |state| self.is_left(state));
+        }
+    }
+}
+
+/// The place of a gathered batch among the others.
+#[must_use]
+#[derive(Debug)]
+pub(crate) struct Ticket<'a, E: Clone> {
+    commits: &'a Commits<E>,
     number: u64,
     epoch: u64,
     /// `None`: the epoch had no records, and nothing is written.
     sequence: Option<u64>,
     /// Who gathered it waited for it.
     through: bool,
+    complete: bool,
+}
+
+impl<E: Clone> Ticket<'_, E> {
+    fn is_over(&mut self, state: &mut State<E>) {
+        self.complete = true;
+        state.leaders -= usize::from(self.through);
+        state.completed += 1;
+    }
+}
+
+impl<E: Clone> Drop for Ticket<'_, E> {
+    fn drop(&mut self) {
+        if !self.complete {
+            let commits = self.commits;
+            commits.stop(commits.lost, |state| self.is_over(state));
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -196,6 +279,8 @@ pub(crate) struct Commits<E> {
     has_failed: AtomicBool,
     /// For who completes a batch: those before it are complete.
     completed: Condvar,
+    /// Tells of the failure that is invariant 5's.
+    lost: fn() -> E,
 }
 
 impl<E: Clone> Commits<E> {
@@ -209,8 +294,8 @@ impl<E: Clone> Commits<E> {
         };
     }
 
-    /// Everything up to this epoch and this batch is durable.
-    pub fn new(durable: u64, durable_sequence: u64) -> Commits<E> {
+    /// Everything up to this epoch and this batch is durable. `lost` makes the error of what goes by a panic.
+    pub fn new(durable: u64, durable_sequence: u64, lost: fn() -> E) -> Commits<E> {
         let state = State {
             issued: 0,
             completed: 0,
@@ -229,6 +314,7 @@ impl<E: Clone> Commits<E> {
             state: Mutex::new(rank::COMMIT_STATE, state),
             has_failed: AtomicBool::new(false),
             completed: Condvar::new(),
+            lost,
         }
     }
 
@@ -250,40 +336,33 @@ impl<E: Clone> Commits<E> {
 
     /// A failure elsewhere stops all commits (invariant 2).
     pub fn fail(&self, error: E) {
+        self.stop(|| error, |_| {});
+    }
+
+    /// Fails, and notes what ends by that.
+    fn stop(&self, error: impl FnOnce() -> E, note: impl FnOnce(&mut State<E>)) {
         let mut state = self.state.lock();
         self.latch(&mut state, error);
+        note(&mut state);
         let told = state.tell();
         drop(state);
         self.completed.notify_all();
         wake(told);
     }
 
-    fn latch(&self, state: &mut State<E>, error: E) {
+    fn latch(&self, state: &mut State<E>, error: impl FnOnce() -> E) {
         if state.failed.is_none() {
-            state.failed = Some(error);
+            state.failed = Some(error());
             self.has_failed.store(true, Ordering::Release);
         }
     }
 
-    /// Gives a batch its place. `through`: of somebody who gathers because [`through`](Self::through) said so, which keeps others
-    /// from gathering until this returns.
-    pub fn issue(&self, epoch: u64, sequence: Option<u64>, through: bool) -> Ticket {
-        let mut state = self.state.lock();
-        let number = state.issued;
-        state.issued += 1;
-        if through {
-            state.gathering = false;
-            state.leaders += 1;
-        }
-        state.cover(epoch);
-        let told = state.tell();
-        drop(state);
-        wake(told);
-        Ticket {
-            number,
-            epoch,
-            sequence,
-            through,
+    /// For a batch that nobody here waits for. Taken, and used, by whoever alone closes epochs meanwhile.
+    pub fn place(&self) -> Place<'_, E> {
+        Place {
+            commits: self,
+            through: false,
+            free: true,
         }
     }
 
@@ -294,20 +373,19 @@ impl<E: Clone> Commits<E> {
     }
 
     /// Completes a batch that was written, or was not, once those before it are.
-    pub fn complete(&self, ticket: Ticket, written: Result<(), E>) -> Result<(), E> {
+    pub fn complete(&self, mut ticket: Ticket<'_, E>, written: Result<(), E>) -> Result<(), E> {
         let mut state = self.state.lock();
         let in_order = !planted(Canary::DurableOutOfOrder);
         while state.completed != ticket.number && state.failed.is_none() && in_order {
             self.completed.wait(&mut state);
         }
         if let Err(error) = written {
-            self.latch(&mut state, error);
+            self.latch(&mut state, || error);
         }
         let here = state.here();
         state.crowd.saw(here);
         state.crowd.forget();
-        state.leaders -= usize::from(ticket.through);
-        state.completed += 1;
+        ticket.is_over(&mut state);
         let outcome = match &state.failed {
             Some(error) => Err(error.clone()),
             None => {
@@ -330,13 +408,13 @@ impl<E: Clone> Commits<E> {
     }
 
     /// Returns when every record of an epoch up to `epoch` is durable. `open` is the open epoch;
-    /// `gather` closes it and gathers a batch, unless it is past `epoch` by then;
+    /// `gather` closes it and gathers a batch for the place, unless it is past `epoch` by then, or commits have failed;
     /// `write` writes and completes that.
-    pub fn through<B>(
-        &self,
+    pub fn through<'a, B>(
+        &'a self,
         epoch: u64,
         open: impl Fn() -> u64,
-        gather: impl Fn() -> Option<B>,
+        gather: impl Fn(Place<'a, E>) -> Option<B>,
         write: impl Fn(B) -> Result<(), E>,
     ) -> Result<(), E> {
         loop {
@@ -353,15 +431,13 @@ impl<E: Clone> Commits<E> {
             }
             state.gathering = true;
             drop(state);
-            match gather() {
-                Some(batch) => write(batch)?,
-                None => {
-                    let mut state = self.state.lock();
-                    state.gathering = false;
-                    let told = state.tell();
-                    drop(state);
-                    wake(told);
-                }
+            let place = Place {
+                commits: self,
+                through: true,
+                free: true,
+            };
+            if let Some(batch) = gather(place) {
+                write(batch)?;
             }
         }
     }

@@ -20,8 +20,9 @@
 //! 4. Epoch e is durable only if every batch of an epoch up to e is on the devices (`commit.rs`),
 //!    and so is the data that was written before those records were staged, and what they vouch for (R14). All records of operations in these
 //!    epochs are in these batches (invariant 1).
-//! 5. After a failure no later epoch is ever durable. Batches that are gathered or have their places by then may
-//!    still be written.
+//! 5. After a failure no later epoch is ever durable, and nothing is gathered. Batches that have their places by then may
+//!    still be written. A thread that panics is a failure, if it has records in its hands: of an operation that it stages, before
+//!    they can be gathered; or of an epoch that it gathers, before another can be.
 //! 6. No batch is written once a flush has failed that may have lost data which its records
 //!    name (R17): a later flush that succeeds says nothing of it. Only a failure at a moment when
 //!    no record waited for a commit is forgiven.
@@ -35,7 +36,7 @@
 #[cfg(test)]
 mod tests;
 
-use crate::commit::{Commits, Ticket};
+use crate::commit::{Commits, Place, Ticket};
 use crate::counters::{Distribution, StoreCounters};
 use crate::error::Error;
 use crate::new_data::NewData;
@@ -126,9 +127,9 @@ impl Part<'_> {
 }
 
 /// A batch that was gathered and must now be written.
-struct Batch {
+struct Batch<'a> {
     epoch: u64,
-    ticket: Ticket,
+    ticket: Ticket<'a, Error>,
     position: u64,
     bytes: Option<AlignedBuf>,
     /// What is written beside it, or, if it does not vouch for that, before it.
@@ -224,6 +225,13 @@ pub(crate) struct Resume {
     pub checkpoint_sequence: u64,
 }
 
+/// What everybody is told when a thread has panicked that had records of others in its hands.
+fn batch_lost() -> Error {
+    let why = "a thread panicked during a commit";
+    tracing::error!("the file system turns read-only: {why}");
+    Error::Failed(why.into())
+}
+
 impl Journal {
     pub fn new(
         array: Arc<Array>,
@@ -247,7 +255,7 @@ impl Journal {
             mount_id: resume.mount_id,
             staging: Staging::new(resume.epoch, shards, staged_slack),
             ring: Ring::new(size, resume.anchor.position, SLACK, shards),
-            commits: Commits::new(resume.epoch - 1, resume.anchor.sequence - 1),
+            commits: Commits::new(resume.epoch - 1, resume.anchor.sequence - 1, batch_lost),
             vouched: Vouched::new(resume.epoch - 1),
             checkpoint_sequence: AtomicU64::new(resume.checkpoint_sequence),
             gather: Mutex::new(
@@ -349,12 +357,20 @@ impl Journal {
     /// whoever finds nobody gathering leads, the others wait for the outcome.
     pub fn commit_through(&self, epoch: u64) -> Result<(), Error> {
         base::sync::assert_none_held_from(rank::INODE);
-        let gather = || {
-            let mut gather = self.gather.lock();
-            (self.epoch() <= epoch).then(|| self.close_epoch(&mut gather, false, true))
-        };
-        let write = |batch| self.write_batch(batch);
-        self.commits.through(epoch, || self.epoch(), gather, write)
+        self.commits.through(
+            epoch,
+            || self.epoch(),
+            |place| {
+                let mut gather = self.gather.lock();
+                if self.epoch() > epoch || self.failed().is_some() {
+                    drop(gather);
+                    place.leave();
+                    return None;
+                }
+                Some(self.close_epoch(&mut gather, false, place))
+            },
+            |batch| self.write_batch(batch),
+        )
     }
 
     /// Stages a record that changes nothing, so that there is a batch; `None` when the ring has no room. Returns its epoch.
@@ -374,7 +390,7 @@ impl Journal {
             if let Some(error) = self.failed() {
                 return Err(error);
             }
-            let batch = self.close_epoch(&mut gather, true, false);
+            let batch = self.close_epoch(&mut gather, true, self.commits.place());
             (batch, gather.next)
         };
         let epoch = batch.epoch;
@@ -383,13 +399,19 @@ impl Journal {
         Ok((epoch, anchor))
     }
 
-    /// Closes the epoch and gathers its records (invariants 1 and 2); `folds` says whether a batch may hold nothing else,
-    /// `through` whether it is [`Commits::through`] that wants it.
-    fn close_epoch(&self, gather: &mut Gather, folds: bool, through: bool) -> Batch {
+    /// Closes the epoch and gathers its records (invariants 1 and 2) for this place; `folds` says whether a batch may hold nothing else.
+    fn close_epoch<'a>(
+        &self,
+        gather: &mut Gather,
+        folds: bool,
+        place: Place<'a, Error>,
+    ) -> Batch<'a> {
         let (epoch, records) = self.staging.close(&mut gather.kept, folds);
         let data = self.vouched.take(epoch);
         let (position, sequence) = (gather.next.position, gather.next.sequence);
-        let bytes = (records.count > 0).then(|| {
+        // Whoever fails before it releases its pin may have staged a part of what belongs together.
+        let whole = self.failed().is_none();
+        let bytes = (whole && records.count > 0).then(|| {
             let reserved = records.payload() + records.paid as u64 * BATCH_SLACK;
             let sealed = self.seal(&mut gather.next, epoch, records);
             let fits = self.ring.gathered(reserved, sealed.bytes.len() as u64);
@@ -408,9 +430,7 @@ impl Journal {
         };
         Batch {
             epoch,
-            ticket: self
-                .commits
-                .issue(epoch, sealed.is_some().then_some(sequence), through),
+            ticket: place.issue(epoch, sealed.is_some().then_some(sequence)),
             position,
             bytes: sealed.map(|sealed| sealed.bytes),
             data,
@@ -500,7 +520,7 @@ impl Journal {
     }
 
     /// Writes a gathered batch and completes it in order (invariant 4).
-    fn write_batch(&self, batch: Batch) -> Result<(), Error> {
+    fn write_batch(&self, batch: Batch<'_>) -> Result<(), Error> {
         let result = match &batch.bytes {
             Some(bytes) => {
                 let began = self.clock.monotonic_ns();

@@ -1,7 +1,7 @@
 //! Staging, credits, and waiting for a commit.
 
 use super::check;
-use crate::commit::{Commits, Ticket};
+use crate::commit::{Commits, Place, Ticket};
 use crate::ring::{Ring, Slack};
 use crate::staging::{Records, Staging};
 use crate::sum::Sum;
@@ -477,8 +477,8 @@ fn who_finds_nothing_outstanding_is_seen_by_whoever_begins_later() {
     }
 }
 
-struct Batch {
-    ticket: Ticket,
+struct Batch<'a> {
+    ticket: Ticket<'a, &'static str>,
     sequence: u64,
     records: Vec<u8>,
 }
@@ -490,52 +490,76 @@ struct Journal {
     /// Sequence number of the next batch.
     gather: Mutex<u64>,
     device: Mutex<Vec<(u64, Vec<u8>)>>,
-    /// The batch that the device does not take.
-    refused: Option<u64>,
+    fails: Option<Fails>,
+}
+
+/// What becomes of the first batch.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fails {
+    /// The device does not take it.
+    Refused,
+    /// Whoever writes it panics, and lets go of it.
+    Dropped,
+    /// Whoever gathers it does, before it has its place.
+    NotGathered,
 }
 
 impl Journal {
-    fn new(refused: Option<u64>) -> Arc<Journal> {
+    fn new(fails: Option<Fails>) -> Arc<Journal> {
         Arc::new(Journal {
             staging: Staging::new(6, 1, 0),
-            commits: Commits::new(5, 0),
+            commits: Commits::new(5, 0, || "lost"),
             gather: Mutex::new(rank::GATHER, 1),
             device: Mutex::new(rank::DEVICE_STATE, Vec::new()),
-            refused,
+            fails,
         })
     }
 
-    fn gather(&self, epoch: u64) -> Option<Batch> {
+    fn gather<'a>(&self, epoch: u64, place: Place<'a, &'static str>) -> Option<Batch<'a>> {
         let mut next = self.gather.lock();
-        if self.staging.epoch() > epoch {
+        if self.staging.epoch() > epoch || self.commits.failed().is_some() {
+            place.leave();
             return None;
         }
-        Some(self.close(&mut next, true))
+        self.close(&mut next, place)
     }
 
     /// As a checkpoint does.
     fn close_and_commit(&self) -> Result<(), &'static str> {
-        let batch = self.close(&mut self.gather.lock(), false);
-        self.write(batch)
+        let batch = {
+            let mut next = self.gather.lock();
+            if let Some(error) = self.commits.failed() {
+                return Err(error);
+            }
+            self.close(&mut next, self.commits.place())
+        };
+        self.write(batch.ok_or("lost")?)
     }
 
-    fn close(&self, next: &mut u64, through: bool) -> Batch {
+    /// `None`: the place is gone, and the records with it.
+    fn close<'a>(&self, next: &mut u64, place: Place<'a, &'static str>) -> Option<Batch<'a>> {
         let (epoch, records) = self.staging.close(&mut Records::default(), true);
         let sequence = *next;
         *next += 1;
-        Batch {
-            ticket: self.commits.issue(epoch, Some(sequence), through),
+        if self.fails == Some(Fails::NotGathered) && sequence == 1 {
+            return None;
+        }
+        Some(Batch {
+            ticket: place.issue(epoch, Some(sequence)),
             sequence,
             records: records.pieces.concat(),
-        }
+        })
     }
 
-    fn write(&self, batch: Batch) -> Result<(), &'static str> {
-        let mut written = Err("refused");
-        if self.refused != Some(batch.sequence) {
-            self.device.lock().push((batch.sequence, batch.records));
-            written = Ok(());
-        }
+    fn write(&self, batch: Batch<'_>) -> Result<(), &'static str> {
+        let written = match self.fails.filter(|_| batch.sequence == 1) {
+            Some(Fails::Dropped) => return Err("dropped"),
+            Some(_) => Err("refused"),
+            None => {
+                self.device.lock().push((batch.sequence, batch.records));
+                Ok(())
+            }
+        };
         self.commits.complete(batch.ticket, written)
     }
 
@@ -549,7 +573,7 @@ impl Journal {
         self.commits.through(
             epoch,
             || self.staging.epoch(),
-            || self.gather(epoch),
+            |place| self.gather(epoch, place),
             |batch| self.write(batch),
         )?;
         assert!(self.commits.durable_epoch() >= epoch);
@@ -643,7 +667,7 @@ fn who_waits_for_others_that_do_not_come_is_told() {
 #[test]
 fn after_a_failure_nothing_becomes_durable() {
     check(2, || {
-        let journal = Journal::new(Some(1));
+        let journal = Journal::new(Some(Fails::Refused));
         let other = {
             let journal = Arc::clone(&journal);
             loom::thread::spawn(move || assert!(journal.sync(1).is_err()))
@@ -674,4 +698,37 @@ fn a_failure_elsewhere_strands_nobody() {
         assert_eq!(mine, Err("elsewhere"));
         assert_eq!(journal.commits.durable_epoch() > 5, others.is_ok());
     });
+}
+
+/// The first batch, or what was to become it, is lost with a thread that panics, while another one syncs, or makes a checkpoint: whoever
+/// had a record in it learns of that, nothing behind it is durable, and nobody waits for ever.
+///
+/// Found when broken: a ticket or a place that is dropped and tells nobody, does not latch, or leaves others waiting for who gathers; `complete` that
+/// waits for one that is lost.
+fn lost_beside(fails: Fails, other: fn(&Journal) -> Result<(), &'static str>) {
+    check(2, move || {
+        let journal = Journal::new(Some(fails));
+        let beside = {
+            let journal = Arc::clone(&journal);
+            loom::thread::spawn(move || other(&journal))
+        };
+        let mine = journal.sync(2);
+        assert!(mine.is_err() && beside.join().unwrap().is_err());
+        assert_eq!(journal.commits.durable_epoch(), 5);
+        assert_eq!(journal.commits.failed(), Some("lost"));
+        assert!(journal.commits.idle());
+        assert!(journal.sync(3).is_err());
+    });
+}
+
+#[test]
+fn a_batch_that_is_lost_strands_nobody() {
+    lost_beside(Fails::Dropped, |journal| journal.sync(1));
+    lost_beside(Fails::Dropped, Journal::close_and_commit);
+}
+
+#[test]
+fn an_epoch_that_is_lost_strands_nobody() {
+    lost_beside(Fails::NotGathered, |journal| journal.sync(1));
+    lost_beside(Fails::NotGathered, Journal::close_and_commit);
 }

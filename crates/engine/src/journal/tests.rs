@@ -4,8 +4,9 @@ use super::*;
 use crate::Extent;
 use crate::ahead::Ahead;
 use crate::batches::{self, UNDER_WAY, Walk, read_run};
-use device::BlockDevice;
+use base::atomic::AtomicBool;
 use device::sim::{SimDevice, Times};
+use device::{BlockDevice, DeviceInfo, Request};
 use format::Block;
 use format::checkpoint::CheckpointRecord;
 use format::geometry::GeometryOptions;
@@ -24,9 +25,12 @@ fn journal() -> Journal {
 }
 
 fn journal_on(devices: &[Arc<SimDevice>]) -> Journal {
-    let geometry = Geometry::plan(&vec![SIZE; devices.len()], GeometryOptions::default()).unwrap();
     let dynamic = |device: &Arc<SimDevice>| Arc::clone(device) as Arc<dyn BlockDevice>;
-    let devices = devices.iter().map(dynamic).collect();
+    journal_of(devices.iter().map(dynamic).collect())
+}
+
+fn journal_of(devices: Vec<Arc<dyn BlockDevice>>) -> Journal {
+    let geometry = Geometry::plan(&vec![SIZE; devices.len()], GeometryOptions::default()).unwrap();
     let array = Array::create(devices, geometry, "test", [7; 16], [9; 16]).unwrap();
     let options = StoreOptions {
         shards: 2,
@@ -74,6 +78,11 @@ fn fold(journal: &Journal, nid: u64) {
 
 fn commit(journal: &Journal) {
     journal.commit_through(journal.epoch()).unwrap();
+}
+
+/// As somebody does who leads a commit.
+fn close(journal: &Journal) -> Batch<'_> {
+    journal.close_epoch(&mut journal.gather.lock(), false, journal.commits.place())
 }
 
 fn batches(journal: &Journal) -> u64 {
@@ -231,7 +240,7 @@ fn data_that_a_batch_does_not_vouch_for_is_flushed_whatever_else_has_ended_by_th
     let new = NewData::new(run, Arc::new(AlignedBuf::from_slice(&bytes)), 0);
     let record = record(1, 1, Action::Create, 9);
     journal.stage(&journal.pin(0), &record, vec![new], credit);
-    let batch = journal.close_epoch(&mut journal.gather.lock(), false, false);
+    let batch = close(&journal);
     array.flush().unwrap();
     assert!(array.is_ordered());
     let flushes = journal.stats.flushes.load(Ordering::Relaxed);
@@ -262,7 +271,7 @@ fn a_batch_whose_data_cannot_be_written_is_taken_back() {
         let credit = journal.try_credit(0).unwrap();
         let record = record(1, 1, Action::Create, 9);
         journal.stage(&journal.pin(0), &record, vec![new], credit);
-        journal.close_epoch(&mut journal.gather.lock(), false, false)
+        close(&journal)
     };
     let (good, bad) = (stage(1), stage(2));
     let there = |position: u64| {
@@ -299,14 +308,14 @@ fn a_batch_whose_data_cannot_be_written_is_taken_back() {
 }
 
 /// A record of data in this block, which its batch vouches for, in a batch that is about to be written.
-fn vouching(journal: &Journal, block: Block) -> Batch {
+fn vouching(journal: &Journal, block: Block) -> Batch<'_> {
     let bytes = AlignedBuf::from_slice(&[7; BLOCK_SIZE]);
     let run = crate::Extent { block, len: 1 };
     let new = NewData::new(run, Arc::new(bytes), 0);
     let credit = journal.try_credit(0).unwrap();
     let record = record(1, 1, Action::Create, 9);
     journal.stage(&journal.pin(0), &record, vec![new], credit);
-    let batch = journal.close_epoch(&mut journal.gather.lock(), false, false);
+    let batch = close(journal);
     assert_eq!(batch.flush, Flush::With);
     batch
 }
@@ -366,7 +375,7 @@ fn a_flush_that_fails_beside_a_batch_under_way_is_not_forgiven() {
     let credit = journal.try_credit(0).unwrap();
     let record = record(1, 1, Action::Create, 9);
     journal.stage(&journal.pin(0), &record, Vec::new(), credit);
-    let batch = journal.close_epoch(&mut journal.gather.lock(), false, false);
+    let batch = close(&journal);
     journal.array.count_failed_flush();
     assert!(!journal.outstanding());
     assert!(!journal.forgive_flush());
@@ -410,7 +419,7 @@ fn data_before_its_batch_is_written_again_too() {
         vec![new],
         credit,
     );
-    let batch = journal.close_epoch(&mut journal.gather.lock(), false, false);
+    let batch = close(&journal);
     assert_eq!(batch.flush, Flush::Before);
     let mut data = 0..0;
     let geometry = journal.array.geometry();
@@ -510,4 +519,160 @@ fn a_batch_that_vouches_for_nothing_confirms_no_other() {
     let waiting = [5, 6, 7].map(|block| vouched.waiting_in(run(block)).len());
     assert_eq!(waiting, [1, 0, 1]);
     assert_eq!(vouched.settled(7), 4);
+}
+
+/// Whoever waited for it waited for ever.
+#[test]
+fn a_panic_of_who_gathers_is_told_to_those_who_wait() {
+    let commits: Commits<&'static str> = Commits::new(5, 0, || "lost");
+    let gathers = AtomicBool::new(false);
+    base::thread::parallel(2, |thread| {
+        if thread == 1 {
+            while !gathers.load(Ordering::SeqCst) {
+                base::thread::yield_now();
+            }
+            let other = commits.through(6, || 6, |_| None::<()>, |()| Ok(()));
+            assert_eq!(other, Err("lost"));
+            return;
+        }
+        panics(|| {
+            let gather = |_| -> Option<()> {
+                gathers.store(true, Ordering::SeqCst);
+                (0..1000).for_each(|_| base::thread::yield_now());
+                panic!("as a test wants it")
+            };
+            commits.through(6, || 6, gather, |()| Ok(()))
+        });
+        let told = commits.failed();
+        // Else the other one would have no end.
+        commits.fail("too late");
+        assert_eq!(told, Some("lost"));
+    });
+}
+
+/// Whoever completed a later one waited for ever.
+#[test]
+fn a_batch_that_is_never_complete_fails_those_behind_it() {
+    let commits: Commits<&'static str> = Commits::new(5, 0, || "lost");
+    let first = commits.place().issue(6, Some(1));
+    let second = commits.place().issue(7, Some(2));
+    drop(first);
+    assert_eq!(commits.failed(), Some("lost"));
+    assert_eq!(commits.complete(second, Ok(())), Err("lost"));
+    assert_eq!(commits.durable_epoch(), 5);
+    assert!(commits.idle());
+}
+
+/// A device whose code panics once, if that is wanted.
+struct Panicking {
+    device: Arc<SimDevice>,
+    wanted: AtomicBool,
+}
+
+impl BlockDevice for Panicking {
+    fn name(&self) -> &str {
+        self.device.name()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.device.bytes()
+    }
+
+    fn logical_block(&self) -> u32 {
+        self.device.logical_block()
+    }
+
+    fn memory_align(&self) -> usize {
+        self.device.memory_align()
+    }
+
+    fn info(&self) -> DeviceInfo {
+        self.device.info()
+    }
+
+    fn run(&self, requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>) {
+        let wanted = self.wanted.swap(false, Ordering::SeqCst);
+        assert!(!wanted, "as a test wants it");
+        self.device.run(requests, meanwhile);
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> std::io::Result<()> {
+        self.device.discard(offset, len)
+    }
+}
+
+fn panics<T>(work: impl FnOnce() -> T) {
+    let work = std::panic::AssertUnwindSafe(work);
+    assert!(std::panic::catch_unwind(work).is_err());
+}
+
+fn check_panicked(journal: &Journal) {
+    let failed = journal.failed().expect("a panic is a failure");
+    assert!(failed.to_string().contains("panicked"), "{failed}");
+    assert!(journal.commit_through(journal.epoch()).is_err());
+    assert!(journal.close_and_commit().is_err());
+}
+
+#[test]
+fn a_panic_while_a_batch_is_written_fails_all_commits() {
+    let device = Arc::new(Panicking {
+        device: SimDevice::new(SIZE, 1),
+        wanted: AtomicBool::new(false),
+    });
+    let journal = journal_of(vec![Arc::clone(&device) as Arc<dyn BlockDevice>]);
+    journal.array.flush().unwrap();
+    assert!(merge(&journal, 1, 10));
+    device.wanted.store(true, Ordering::SeqCst);
+    panics(|| commit(&journal));
+    check_panicked(&journal);
+    assert_eq!(journal.durable_epoch(), 0);
+}
+
+/// What it had taken was gone, and the next batch, of a checkpoint, said that it is durable.
+#[test]
+fn a_panic_while_an_epoch_is_gathered_fails_all_commits() {
+    for by_checkpoint in [false, true] {
+        let journal = journal();
+        let record = record(1, 1, Action::Apply, RECORD_MAX / 2);
+        let pin = journal.pin(0);
+        for _ in 0..journal.ring.size() / record.len() as u64 + 1 {
+            journal.staging.push(&pin, &record, 0, true);
+        }
+        drop(pin);
+        // Builds without checks tell it as an error.
+        let gather = || match by_checkpoint {
+            true => drop(journal.close_and_commit().unwrap()),
+            false => commit(&journal),
+        };
+        panics(gather);
+        match cfg!(debug_assertions) {
+            true => check_panicked(&journal),
+            false => assert!(journal.failed().is_some()),
+        }
+        assert_eq!(journal.durable_epoch(), 0);
+    }
+}
+
+/// Whoever panics in an operation of several records has staged some of them, and fails before the pin goes.
+#[test]
+fn what_was_staged_of_an_operation_that_failed_is_not_written() {
+    let journal = journal();
+    base::thread::parallel(2, |thread| {
+        if thread == 1 {
+            while !journal.staging.has_records() {
+                base::thread::yield_now();
+            }
+            assert!(journal.commit_through(1).is_err());
+            return;
+        }
+        let pin = journal.pin(0);
+        let record = record(1, 1, Action::Apply, 10);
+        journal.staging.push(&pin, &record, 0, true);
+        while journal.epoch() == 1 {
+            base::thread::yield_now();
+        }
+        journal.fail(Error::Failed("half of it is staged".into()));
+        drop(pin);
+    });
+    assert_eq!(batches(&journal), 0);
 }
