@@ -21,8 +21,8 @@
 //!    reaches an image of its newest version: so it is in memory until then, and for good when the
 //!    checkpoint fails. What lies on the devices is older, and would not fit other nodes.
 //! 2. Whatever the last durable record reaches is not written over before step 6.
-//! 3. A failure at any step latches the store: the last durable record and the journal behind
-//!    it stay whole.
+//! 3. A failure at any step latches the store, and so does a panic, before another checkpoint can begin: the last durable
+//!    record and the journal behind it stay whole.
 //! 4. What was merged into a node up to E0 is in its image (R5): what can be merged into is folded and captured
 //!    under one exclusive hold of its lock. So nobody is between merging and marking then, the image has all that
 //!    was merged before it, and whoever merges afterwards puts the node on a list again. Taking that lock twice
@@ -39,6 +39,7 @@ use crate::node::{Body, Cell, State, ask_to_change};
 use crate::op::{self, Dirty};
 use crate::segments::{Changes, Packer};
 use crate::space::ChunkState;
+use crate::step::Step;
 use crate::store::Store;
 use crate::sum::Padded;
 use crate::table::{DirtyRegion, Entry, PageSink, write_part};
@@ -150,6 +151,31 @@ impl<C> Changed<C> {
     }
 }
 
+/// What a checkpoint has taken; back on a list when it fails or panics (invariant 1).
+struct Taken<'s, C: Content> {
+    store: &'s Store<C>,
+    changed: Changed<C>,
+}
+
+impl<C: Content> Taken<'_, C> {
+    /// A durable record reaches it all.
+    fn let_go(mut self) {
+        let memory = self.changed.memory.load(Ordering::Relaxed);
+        self.store.release(std::mem::take(&mut self.changed.lists));
+        self.store.dirty.let_go(self.store.shard(), memory);
+    }
+}
+
+impl<C: Content> Drop for Taken<'_, C> {
+    fn drop(&mut self) {
+        let lists = std::mem::take(&mut self.changed.lists);
+        if !lists.is_empty() {
+            let mut list = self.store.dirty.lists[0].lock();
+            list.extend(lists.into_iter().flatten());
+        }
+    }
+}
+
 /// An image, or a deletion, captured in step 2.
 struct Captured {
     nid: Nid,
@@ -218,7 +244,9 @@ impl<C: Content> Store<C> {
             return Err(error);
         }
         let began = self.clock().monotonic_ns();
+        let step = Step::begin(self, "a checkpoint");
         let result = self.run(state, clean);
+        step.end();
         if let Ok(report) = &result {
             let counts = &self.counts;
             counts.checkpoints.record(self.since(began));
@@ -276,24 +304,18 @@ impl<C: Content> Store<C> {
             }
         }
         let (e0, anchor) = self.journal.close_and_commit()?;
-        let dirty = self.take_dirty();
+        let taken = Taken {
+            store: self,
+            changed: self.take_dirty(),
+        };
+        let dirty = &taken.changed;
         report.nodes = dirty.nodes() as u64;
         if dirty.nodes() == 0 && released.is_empty() && state.clean && clean {
             return Ok(());
         }
-        let outcome = self.write_images(state, clean, released, report, (e0, anchor), &dirty);
-        match outcome {
-            Ok(()) => {
-                let memory = dirty.memory.load(Ordering::Relaxed);
-                self.release(dirty.lists);
-                self.dirty.let_go(self.shard(), memory);
-            }
-            // Invariant 1.
-            Err(_) => self.dirty.lists[0]
-                .lock()
-                .extend(dirty.lists.into_iter().flatten()),
-        }
-        outcome
+        self.write_images(state, clean, released, report, (e0, anchor), dirty)?;
+        taken.let_go();
+        Ok(())
     }
 
     /// Steps 2 to 6.

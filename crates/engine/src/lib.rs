@@ -41,6 +41,7 @@ mod segments;
 mod space;
 mod space_map;
 mod staging;
+mod step;
 mod store;
 pub mod sum;
 mod table;

@@ -4,6 +4,7 @@ use crate::op::Need;
 use crate::store::StoreOptions;
 use crate::{Content, Store};
 use base::clock::Clock;
+use base::sync::{Mutex, rank};
 use device::{Array, BlockDevice};
 use format::geometry::{Geometry, GeometryOptions};
 use format::{Damage, Nid};
@@ -13,11 +14,41 @@ pub(crate) type TestStore = Store<Bytes>;
 
 /// A node of some bytes that never change. A change is no more than so many bytes in the journal.
 #[derive(Clone)]
-pub(crate) struct Bytes(Vec<u8>);
+pub(crate) struct Bytes(Vec<u8>, Option<Trap>);
 
 impl Bytes {
     pub fn of(bytes: usize) -> Bytes {
-        Bytes(vec![7; bytes])
+        Bytes(vec![7; bytes], None)
+    }
+
+    /// One that panics when the trap is set.
+    pub fn trapped(bytes: usize, trap: &Trap) -> Bytes {
+        Bytes(vec![7; bytes], Some(trap.clone()))
+    }
+
+    fn step_on(&self, call: &'static str) {
+        if let Some(trap) = &self.1 {
+            trap.step_on(call);
+        }
+    }
+}
+
+/// The call of a content that panics, once.
+#[derive(Clone)]
+pub(crate) struct Trap(Arc<Mutex<Option<&'static str>>>);
+
+impl Trap {
+    pub fn new() -> Trap {
+        Trap(Arc::new(Mutex::new(rank::LEAF, None)))
+    }
+
+    pub fn set(&self, call: &'static str) {
+        *self.0.lock() = Some(call);
+    }
+
+    pub fn step_on(&self, call: &'static str) {
+        let sprung = self.0.lock().take_if(|trapped| *trapped == call);
+        assert!(sprung.is_none(), "a trap for tests");
     }
 }
 
@@ -29,15 +60,21 @@ impl Content for Bytes {
     }
 
     fn encode(&self, out: &mut Vec<u8>) {
+        self.step_on("encode");
         out.extend_from_slice(&self.0);
     }
 
     fn decode(_: u8, body: &[u8]) -> Result<Self, Damage> {
-        Ok(Bytes(body.to_vec()))
+        Ok(Bytes(body.to_vec(), None))
     }
 
     fn apply(&mut self, _: &usize) -> Result<(), Damage> {
         Ok(())
+    }
+
+    fn merges(&self) -> bool {
+        self.step_on("merges");
+        false
     }
 
     fn encode_delta(bytes: &usize, out: &mut Vec<u8>) {
@@ -82,10 +119,14 @@ pub(crate) fn format(device: Arc<dyn BlockDevice>) -> Arc<Array> {
 }
 
 pub(crate) fn create(store: &TestStore, bytes: usize) -> Nid {
+    create_as(store, Bytes::of(bytes))
+}
+
+pub(crate) fn create_as(store: &TestStore, content: Bytes) -> Nid {
     let fresh = store.reserve_nid().unwrap();
     let nid = fresh.nid();
     let mut op = store.begin(Need::Grow).unwrap();
-    op.create(fresh, Bytes::of(bytes));
+    op.create(fresh, content);
     op.commit();
     nid
 }

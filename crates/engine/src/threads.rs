@@ -5,6 +5,7 @@ use crate::error::Error;
 use crate::store::{Control, Store};
 use base::atomic::Ordering;
 use base::sync::{Condvar, Mutex};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -54,7 +55,7 @@ impl<C: Content> Store<C> {
 
     /// Runs `work` every `interval`, or at once when `due` says so. The threads share one
     /// condition, so being woken means nothing by itself.
-    fn start(
+    pub(crate) fn start(
         self: &Arc<Self>,
         name: &str,
         interval: Duration,
@@ -84,10 +85,18 @@ impl<C: Content> Store<C> {
                     return;
                 }
                 let Some(store) = store.upgrade() else { return };
-                if let Err(error) = work(&store) {
-                    tracing::error!("{error}");
-                    if store.failed().is_some() {
-                        // Latched; whoever changes or syncs next is told.
+                match catch_unwind(AssertUnwindSafe(|| work(&store))) {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => {
+                        tracing::error!("{error}");
+                        if store.failed().is_some() {
+                            // Latched; whoever changes or syncs next is told.
+                            return;
+                        }
+                    }
+                    Err(_) => {
+                        // Nobody else does what it did.
+                        store.latch("a thread of the store panicked");
                         return;
                     }
                 }
