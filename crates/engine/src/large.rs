@@ -361,13 +361,10 @@ impl<'s, C: Content> Op<'s, C> {
         asked.is_some_and(|asked| self.logged() > asked)
     }
 
-    /// Credits for the closed records, before the first is staged; `None`: they are too few.
-    pub(crate) fn credits_of_closed(&mut self) -> Option<Vec<Credit>> {
-        let Some(large) = &mut self.large else {
-            return Some(Vec::new());
-        };
-        let rest = large.credits.len().checked_sub(large.closed.len())?;
-        Some(large.credits.split_off(rest))
+    /// Whether the closed records have credits, before the first is staged.
+    pub(crate) fn has_credits(&self) -> bool {
+        let large = self.large.as_ref();
+        large.is_none_or(|large| large.credits.len() >= large.closed.len())
     }
 
     /// Invariant 1: the operation does not commit. What it may have changed of space maps stays: that is so only when the store has

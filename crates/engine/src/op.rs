@@ -23,6 +23,9 @@
 //!    for that from the first merge on (R5, R6).
 //! 7. Whoever sees what an operation changed of a node finds its epoch where it was noted ([`Op::commit_noting`]): it is there
 //!    before the first unlock. So who waits for what is noted waits for all that it has seen.
+//! 8. An operation that ends otherwise after its first change, as by a panic, latches the store before it unlocks, and before a pin
+//!    of its own goes: no record comes behind one that is missing, and no part of several that belong together is gathered.
+//!    Its credits go back however it ends.
 
 use crate::content::Content;
 use crate::error::Error;
@@ -33,6 +36,7 @@ use crate::node::{Body, Cell, CellHeader, Node, State, new_cell};
 use crate::ring::Credit;
 use crate::space::Extent;
 use crate::space_map::SpaceDelta;
+use crate::step::Step;
 use crate::store::Store;
 use base::atomic::Ordering;
 use base::canary::{Canary, planted};
@@ -774,30 +778,17 @@ impl<'s, C: Content> Op<'s, C> {
     /// Appends the record; unlocking is what is left.
     fn stage(&mut self) -> Epoch {
         self.change_maps();
-        let more = self.credits_of_closed();
-        if more.is_none() && !self.failed {
-            self.failed = true;
-            self.store
-                .latch("an operation has more records than it was begun for");
+        if !self.failed {
+            self.look_at_bounds();
         }
-        self.finished = true;
-        let credits = match more {
-            Some(credits) if !self.failed && self.changed() => credits,
-            more => {
-                if self.failed {
-                    self.undo();
-                }
-                let more = more.into_iter().flatten();
-                more.for_each(|credit| self.store.journal.return_credit(credit));
-                self.return_credit();
-                return Epoch(self.store.journal.epoch());
+        if self.failed || !self.changed() {
+            self.finished = true;
+            if self.failed {
+                self.undo();
             }
-        };
-        let len = self.record.len();
-        assert!(
-            len <= RECORD_MAX,
-            "a record of {len} bytes is over the bound"
-        );
+            self.return_credit();
+            return Epoch(self.store.journal.epoch());
+        }
         let mut memory = std::mem::take(&mut self.record);
         let record = seal_record(&mut memory);
         let mut others = match &mut self.large {
@@ -810,6 +801,8 @@ impl<'s, C: Content> Op<'s, C> {
 
         let shard = self.store.shard();
         let pin = self.store.journal.pin(shard);
+        // Invariant 8.
+        let step = Step::begin(self.store, "the commit of an operation");
         let mut made = 0;
         for locked in &mut self.locked {
             if !locked.touched {
@@ -844,9 +837,12 @@ impl<'s, C: Content> Op<'s, C> {
         if made != 0 {
             self.store.nodes_made.add(shard, made);
         }
-        for (other, credit) in others.iter_mut().zip(credits) {
-            let record = seal_record(other);
-            self.store.journal.stage(&pin, record, Vec::new(), credit);
+        for other in &mut others {
+            let other = seal_record(other);
+            let large = self.large.as_mut();
+            if let Some(credit) = large.and_then(|large| large.credits.pop()) {
+                self.store.journal.stage(&pin, other, Vec::new(), credit);
+            }
         }
         if let Some(credit) = self.credit.take() {
             self.store
@@ -861,10 +857,36 @@ impl<'s, C: Content> Op<'s, C> {
         for (nid, version) in &self.deleted {
             self.store.nids.put(shard, *nid, *version);
         }
+        self.finished = true;
+        step.end();
         drop(pin);
         keep_record(memory);
         self.return_credit();
         Epoch(epoch)
+    }
+
+    /// Invariant 8.
+    fn is_abandoned(&self, after: &str) {
+        if self.store.failed().is_none() {
+            let by = match base::thread::panicking() {
+                true => " by a thread that panicked",
+                false => "",
+            };
+            let why = format!("an operation was abandoned{by} after it had changed {after}");
+            self.store.latch(&why);
+        }
+    }
+
+    /// What others go by is within its bounds; else the operation fails as by invariant 5.
+    fn look_at_bounds(&mut self) {
+        let len = self.record.len();
+        let why = match self.has_credits() {
+            false => "an operation has more records than it was begun for",
+            true if len > RECORD_MAX => &format!("a record of {len} bytes is over the bound"),
+            true => return,
+        };
+        self.failed = true;
+        self.store.latch(why);
     }
 
     fn return_credit(&mut self) {
@@ -878,6 +900,9 @@ impl<'s, C: Content> Op<'s, C> {
     /// Locks the space maps, in nid order and after everything else, and changes them.
     pub(crate) fn change_maps(&mut self) {
         let mut maps = std::mem::take(&mut self.maps);
+        if maps.is_empty() {
+            return;
+        }
         maps.sort_unstable_by_key(|change| change.map.nid());
         for change in maps {
             if self.failed {
@@ -885,6 +910,8 @@ impl<'s, C: Content> Op<'s, C> {
             }
             let nid = change.map.nid();
             let mut guard = change.map.0.write_owned();
+            // Nobody else knows of what becomes of this map until it is held.
+            let step = Step::begin(self.store, "a change of a space map");
             for delta in &change.deltas {
                 let state = &mut *guard;
                 let applied = match &mut state.body {
@@ -895,7 +922,8 @@ impl<'s, C: Content> Op<'s, C> {
                     )),
                 };
                 if let Err(damage) = applied {
-                    return self.fail(nid, &damage);
+                    self.fail(nid, &damage);
+                    return step.end();
                 }
                 state.version += 1;
                 let version = state.version;
@@ -905,6 +933,7 @@ impl<'s, C: Content> Op<'s, C> {
                 self.close_record();
             }
             self.hold(Guard::Exclusive(guard), true);
+            step.end();
         }
     }
 
@@ -930,14 +959,12 @@ impl<C: Content> Drop for Op<'_, C> {
         if self.large.is_some() {
             let is_map = |l: &Locked<C>| matches!(l.guard.state().body, Body::Space(_));
             if !self.failed && self.locked.iter().any(is_map) {
-                self.store
-                    .latch("an operation was abandoned after it had changed space maps");
+                self.is_abandoned("space maps");
             }
             return self.undo();
         }
         if self.locked.iter().any(|l| l.touched) {
-            self.store
-                .latch("an operation was abandoned after it had changed nodes");
+            self.is_abandoned("nodes");
         }
     }
 }
@@ -952,6 +979,8 @@ pub(crate) fn fold<C: Content>(store: &Store<C>, cell: &Arc<Cell<C>>, state: &mu
     if !content.pending() {
         return;
     }
+    // Invariant 7.
+    let step = Step::begin(store, "a fold");
     content.settle();
     state.version += 1;
     let mut record = Vec::with_capacity(RECORD_HEAD_MAX + ENTRY_HEAD_MAX);
@@ -963,6 +992,7 @@ pub(crate) fn fold<C: Content>(store: &Store<C>, cell: &Arc<Cell<C>>, state: &mu
     let pin = store.journal.pin(shard);
     store.mark_dirty(shard, cell);
     store.journal.stage_fold(&pin, record);
+    step.end();
 }
 
 /// An entry of a dirty list. With the nid, so that a checkpoint sorts them and enters their images into

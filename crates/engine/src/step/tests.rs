@@ -2,13 +2,15 @@
 //! synced.
 
 use crate::error::Error;
+use crate::large::Extensive;
 use crate::op::Need;
 use crate::store::StoreOptions;
-use crate::testing::{Bytes, TestStore, Trap, create, create_as, format, options};
+use crate::testing::{Bytes, TestStore, Trap, create, create_as, format, log, options};
 use base::rng::Rng;
 use device::sim::SimDevice;
 use device::{Array, BlockDevice};
 use format::Nid;
+use format::journal::RECORD_MAX;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -86,4 +88,62 @@ fn a_panic_in_a_thread_of_the_store_fails_it() {
     }
     check_failed(&store);
     assert!(store.close().is_err());
+}
+
+/// The node had a new version and the journal none. Whoever changed it next logged one that fits nothing, and whoever closed the
+/// store waited for a credit that nobody had.
+#[test]
+fn a_panic_in_an_operations_commit_leaves_no_gap_in_the_versions_of_a_node() {
+    let (device, store) = store_with(options());
+    let trap = Trap::new();
+    let nid = create_as(&store, Bytes::trapped(1000, &trap));
+    store.sync().unwrap();
+    trap.set("merges");
+    panics(|| log(&store, nid, 10));
+    check_failed(&store);
+    assert!(!store.journal.has_credits());
+    assert!(matches!(store.begin(Need::Reclaim), Err(Error::Failed(_))));
+    assert!(store.close().is_err());
+    drop(store);
+    assert_eq!(version(&after_a_crash(&device), nid), 1);
+}
+
+#[test]
+fn a_panic_in_the_commit_of_many_records_returns_the_credits_of_all() {
+    let (device, store) = store_with(options());
+    let trap = Trap::new();
+    let nid = create_as(&store, Bytes::trapped(1000, &trap));
+    store.sync().unwrap();
+    let node = store.get(nid).unwrap();
+    let asked = Extensive {
+        logged: 2 * RECORD_MAX,
+        dirty: 64 << 10,
+    };
+    let mut op = store.begin_large(asked).unwrap();
+    let slot = op.lock(&node).unwrap();
+    for _ in 0..40 {
+        op.apply(slot, RECORD_MAX / 40);
+    }
+    trap.set("merges");
+    panics(|| op.commit());
+    check_failed(&store);
+    assert!(!store.journal.has_credits() && store.large_turn.try_lock().is_some());
+    assert!(store.close().is_err());
+    drop((node, store));
+    assert_eq!(version(&after_a_crash(&device), nid), 1);
+}
+
+/// That it can be said beforehand is no reason to panic with a node that has changed.
+#[test]
+fn a_record_over_the_bound_fails_the_store() {
+    let (device, store) = store_with(options());
+    let nid = create(&store, 1000);
+    store.sync().unwrap();
+    log(&store, nid, RECORD_MAX);
+    let failed = store.failed().unwrap();
+    assert!(failed.to_string().contains("over the bound"), "{failed}");
+    assert!(!store.journal.has_credits());
+    assert!(store.close().is_err());
+    drop(store);
+    assert_eq!(version(&after_a_crash(&device), nid), 1);
 }
