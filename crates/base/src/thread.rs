@@ -2,7 +2,7 @@
 
 mod growing;
 
-use crate::sync::{Condvar, Mutex, rank};
+use crate::sync::{Condvar, Mutex, MutexGuard, rank};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -424,6 +424,12 @@ struct PoolQueue {
     closing: bool,
 }
 
+impl PoolQueue {
+    fn is_idle(&self) -> bool {
+        self.busy == 0 && self.jobs.is_empty()
+    }
+}
+
 struct PoolShared {
     queue: Mutex<PoolQueue>,
     wake: Condvar,
@@ -481,7 +487,7 @@ impl Pool {
     /// Waits until all that was given has been done. Not for a job of the pool itself.
     pub fn finish(&self) {
         let mut queue = self.shared.queue.lock();
-        while queue.busy > 0 || !queue.jobs.is_empty() {
+        while !queue.is_idle() {
             self.shared.idle.wait(&mut queue);
         }
     }
@@ -563,7 +569,17 @@ impl PoolShared {
         let mut queue = self.queue.lock();
         let own = |job: &Job| job.batch.as_deref().is_some_and(|b| std::ptr::eq(b, batch));
         let at = queue.jobs.iter().position(own)?;
-        queue.jobs.remove(at)
+        let job = queue.jobs.remove(at);
+        self.tell_if_idle(queue);
+        job
+    }
+
+    /// After whatever may have been what [`Pool::finish`] waits for.
+    fn tell_if_idle(&self, queue: MutexGuard<'_, PoolQueue>) {
+        if queue.is_idle() {
+            drop(queue);
+            self.idle.notify_all();
+        }
     }
 
     fn work(&self) {
@@ -581,10 +597,7 @@ impl PoolShared {
             job.perform();
             let mut queue = self.queue.lock();
             queue.busy -= 1;
-            if queue.busy == 0 && queue.jobs.is_empty() {
-                drop(queue);
-                self.idle.notify_all();
-            }
+            self.tell_if_idle(queue);
         }
     }
 }
@@ -725,6 +738,45 @@ mod tests {
             }
             pool.finish();
             assert_eq!(done.load(Ordering::Relaxed), 20 * round);
+        }
+    }
+
+    /// Whoever ran the batch took the last job, and told nobody that there was none any more.
+    #[test]
+    fn whoever_waits_for_a_pool_is_told_when_a_caller_does_the_last_job() {
+        let pool = Pool::start("test", 0).unwrap();
+        for _ in 0..20 {
+            let (waits, finished) = (AtomicUsize::new(0), AtomicUsize::new(0));
+            parallel(2, |caller| {
+                let until = |count: &AtomicUsize| {
+                    let mut turns = 0;
+                    while count.load(Ordering::SeqCst) == 0 && turns < 1_000_000 {
+                        yield_now();
+                        turns += 1;
+                    }
+                };
+                if caller == 1 {
+                    until(&waits);
+                    waits.store(2, Ordering::SeqCst);
+                    pool.finish();
+                    finished.store(1, Ordering::SeqCst);
+                    return;
+                }
+                let mut meanwhile = || {
+                    waits.store(1, Ordering::SeqCst);
+                    while waits.load(Ordering::SeqCst) == 1 {
+                        yield_now();
+                    }
+                    // It cannot be seen whether a thread waits.
+                    (0..1000).for_each(|_| yield_now());
+                };
+                pool.run(&mut [0u8; 3], &|_| {}, Some(&mut meanwhile));
+                until(&finished);
+                let told = finished.load(Ordering::SeqCst);
+                // Else the other one would have no end.
+                pool.shared.idle.notify_all();
+                assert_eq!(told, 1);
+            });
         }
     }
 
