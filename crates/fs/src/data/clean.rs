@@ -152,6 +152,13 @@ impl Files {
         }
     }
 
+    /// Sweeps a file on one device; whether a batch of that seems to be under way then.
+    #[cfg(test)]
+    pub(super) fn sweep_once(&self, device: usize, key: FileKey) -> bool {
+        self.sweep_pages(&mut Cleaner::new(device), key, 0);
+        self.cleaning.work.lock().batches[device].began_ns.is_some()
+    }
+
     fn clean_turn(&self, cleaner: &mut Cleaner) -> Turn {
         if !self.cleaning.work.lock().open {
             return Turn::End;
@@ -404,7 +411,10 @@ impl Files {
             let all = cleaner.batch.len();
             cleaner.batch.retain(fresh);
             missed |= cleaner.batch.len() < all;
-            work.batches[device].began_ns = Some(self.now_ns());
+            if !cleaner.batch.is_empty() {
+                // Else nothing would end it, and the device look late.
+                work.batches[device].began_ns = Some(self.now_ns());
+            }
         }
         if !cleaner.batch.is_empty() {
             let _ended = Ended {

@@ -364,3 +364,20 @@ fn an_old_file_is_cleaned_whole_without_its_write_back() {
     }
     m.files.stop();
 }
+
+/// One that had nothing of the file seemed to be at a batch, and after a while to be late.
+#[test]
+fn a_device_that_has_nothing_of_an_old_file_is_at_no_batch() {
+    let world = World::new(69, 64, 2048);
+    let m = world.mount();
+    let file = at_home(&m);
+    let on_first = |page: &u64| device_of(&m, &file, *page) == 0;
+    let page = (0..PAGES).find(on_first).unwrap();
+    for turn in 1..3 {
+        m.write(&file, page * PAGE, &content(page, turn));
+        assert!(!m.files.sweep_once(1, file.state.key));
+        assert_eq!(m.files.pages.dirty(), 1);
+        assert!(!m.files.sweep_once(0, file.state.key));
+        assert_eq!(m.files.pages.dirty(), 0);
+    }
+}
