@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::Builder;
 
-pub use growing::{GrowingPool, Needs};
+pub use growing::{GrowingPool, Line, Needs};
 
 /// A started thread.
 #[derive(Debug)]

@@ -4,19 +4,21 @@
 //! 2. A thread drops its hold of the file before it answers: that may delete the file, which takes a while. Syncs of one file share threads ([`syncs`](super::syncs)).
 //! 3. A thread may be the last to let the file system go, with a file that it deletes: so nothing that ends with the file system waits
 //!    for one of these threads, but [`Workers::finish`], which [`FileSystem::close`](crate::FileSystem::close) calls.
+//! 4. What needs no device is not kept waiting by what does, as long as there may be more threads: reads that wait for devices are none of what is soon over, nor are
+//!    writes to a file that somebody writes back just now; and of one file so many writes are given to threads at a time that those of others have some, too ([`needs`]).
 
 use super::context::{Done, Request};
 use super::syncs::Syncs;
 use crate::data::{Files, Going, OpenFile};
 use crate::{Error, Ino};
 use base::sync::{Mutex, rank};
-use base::thread::{GrowingPool, Needs, cpu_count};
+use base::thread::{GrowingPool, Line, Needs, cpu_count};
 use device::{AlignedBuf, Bell};
 use std::sync::{Arc, OnceLock};
 
 /// Threads that wait for devices at most, of a file system. There are as many as requests that wait at once, and 2 s longer ([`GrowingPool`]).
 const THREADS_MAX: usize = 128;
-/// Threads for what is soon over, for each CPU, and altogether.
+/// Threads for what is soon over, for each CPU, and altogether; and as many for reads in order.
 const FEW_PER_CPU: usize = 4;
 const FEW_MAX: usize = 16;
 /// Bytes of a read that is large.
@@ -30,6 +32,8 @@ pub(crate) struct Workers(OnceLock<Pool>);
 #[derive(Clone, Debug)]
 pub(super) struct Pool {
     threads: Arc<GrowingPool>,
+    /// For what is soon over.
+    few: usize,
     syncs: Arc<Syncs>,
 }
 
@@ -59,6 +63,7 @@ impl Workers {
         })?;
         let pool = Pool {
             threads: Arc::new(threads),
+            few,
             syncs: Syncs::new(),
         };
         // Another one's is as good.
@@ -104,10 +109,17 @@ impl Answers {
             Request::Fsync { file, data_only } => {
                 (pool.syncs).ask(&pool.threads, file, data_only, answer);
             }
-            request => pool.give(needs(&request, going), move || {
-                let done = perform(request, going);
-                answer.tell(done);
-            }),
+            request => {
+                let (needs, line) = needs(&request, going, pool.few);
+                let job = move || {
+                    let done = perform(request, going);
+                    answer.tell(done);
+                };
+                match line {
+                    Some(line) => pool.threads.give_in_line(needs, line, job),
+                    None => pool.give(needs, job),
+                }
+            }
         }
     }
 }
@@ -144,22 +156,38 @@ impl Drop for Answer {
     }
 }
 
-/// What a request does for which there is a thread: by what can be told at once.
-fn needs(request: &Request, going: Option<Going>) -> Needs {
+/// What a request does for which there is a thread, by what can be told at once, and the line in which it stands with others of its file. `few`: threads
+/// for what is soon over.
+fn needs(request: &Request, going: Option<Going>, few: usize) -> (Needs, Option<Line>) {
     let file = request.file();
-    let waits = match request {
+    let is_past = file.flags() & (libc::O_DIRECT | libc::O_DSYNC) != 0;
+    let alone = match request {
         // Threads that read ahead bring it; or it is so much that memory takes as long as devices.
-        Request::Read { buf, .. } => !going.is_some_and(Going::is_ahead) && buf.len() < LARGE,
-        Request::Write { offset, buf, .. } => {
-            file.flags() & (libc::O_DIRECT | libc::O_DSYNC) != 0
-                || file.files().has_to_load(file, *offset, buf.len())
+        Request::Read { buf, .. } => {
+            let is_common = going.is_some_and(Going::is_ahead) || buf.len() >= LARGE;
+            return match is_common {
+                true => (Needs::Common, None),
+                false => (Needs::Wait, None),
+            };
         }
-        Request::Append { .. } => file.flags() & (libc::O_DIRECT | libc::O_DSYNC) != 0,
+        Request::Write { offset, buf, .. } => {
+            if is_past || file.files().has_to_load(file, *offset, buf.len()) {
+                return (Needs::Wait, None);
+            }
+            file.is_longer_by(*offset, buf.len())
+        }
+        Request::Append { .. } if is_past => return (Needs::Wait, None),
+        Request::Append { .. } => true,
         Request::Fsync { .. } => unreachable!("they have threads together"),
     };
-    match waits {
-        true => Needs::Wait,
-        false => Needs::Little,
+    let line = Line {
+        name: file.identity(),
+        // One at a time can be at what takes a file alone.
+        at_once: if alone { 1 } else { few / 2 },
+    };
+    match file.is_taken() {
+        true => (Needs::Wait, Some(line)),
+        false => (Needs::Little, Some(line)),
     }
 }
 

@@ -25,6 +25,7 @@ use super::meta::{Meta, MetaLock, NewTimes};
 use super::runs::{ReadRun, ReadRuns, WriteRuns};
 use super::stream::Seated;
 use super::table::StateUse;
+use super::write::is_inside;
 use crate::content::{AttrChange, FsNode};
 use crate::times::Stamp;
 use crate::{Error, Ino};
@@ -270,6 +271,16 @@ impl OpenFile {
     /// A number that all handles of this file have, and no other file as long as one of them is open.
     pub(crate) fn identity(&self) -> usize {
         Arc::as_ptr(&self.state).addr()
+    }
+
+    /// Whether a write takes the file alone, because it makes it longer. A hint: others may make it longer first.
+    pub(crate) fn is_longer_by(&self, offset: u64, len: usize) -> bool {
+        self.has(libc::O_APPEND) || !is_inside(&self.state, offset, len)
+    }
+
+    /// Whether somebody has the file who may wait for devices: who writes it back, or has it alone. A hint, by locks that are tried; who only reads is not seen.
+    pub(crate) fn is_taken(&self) -> bool {
+        self.state.flusher.try_lock().is_none() || self.state.try_shared().is_none()
     }
 
     /// The `O_*` flags it was opened with.

@@ -7,6 +7,7 @@ mod crowds;
 mod drivers;
 mod machine;
 mod syncs;
+mod turns;
 mod untold;
 mod writing;
 
@@ -14,7 +15,7 @@ use base::rng::Rng;
 use base::sync::{Condvar, Mutex, rank};
 use device::{AlignedBuf, Array, BlockDevice, Operation, Topology, sim::SimDevice, sim::Times};
 use fs::{Caller, Completion, Error, FileSystem, IoContext, OpenFile, ROOT, Request};
-use machine::World;
+use machine::{World, device_reads};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::pin;
@@ -86,11 +87,6 @@ fn finish(context: &mut IoContext) -> BTreeMap<u64, Completion> {
     let by_number: BTreeMap<u64, Completion> = out.into_iter().map(|c| (c.user, c)).collect();
     assert_eq!(by_number.len(), count, "one was completed twice");
     by_number
-}
-
-fn device_reads(fs: &FileSystem) -> u64 {
-    let stats = fs.store().array().stats();
-    stats.devices.iter().map(|device| device.reads).sum()
 }
 
 #[test]
