@@ -143,7 +143,7 @@ impl Files {
     }
 
     /// As [`write`](Self::write), if nothing has to be waited for: one page below the end of the file that is cached, or is written whole and
-    /// has a block, while there is much room in the cache. False: nothing is written, as it is another one.
+    /// has a block, as what is in memory tells, while there is much room in the cache. False: nothing is written, as it is another one.
     pub(crate) fn write_now(
         &self,
         file: &OpenFile,
@@ -167,7 +167,8 @@ impl Files {
         self.cleaning.note_dirty();
         let put = match state.try_lock_shared()? {
             Some(_shared) if state.stores.quiet().is_some() => {
-                self.overwrite_locked(state, offset, data, false)?
+                let clean = |page, part| self.overwrite_clean_now(state, page, part);
+                self.overwrite_locked(state, offset, data, clean)?
             }
             _ => Put::Refused,
         };
@@ -271,25 +272,27 @@ impl Files {
         if !is_inside(state, offset, data.len()) {
             return Ok(Put::Refused);
         }
+        let clean = |page, part, in_turn| self.overwrite_clean(state, page, part, in_turn);
         let shared = self.lock_shared(state)?;
         if state.stores.quiet().is_some() {
-            return self.overwrite_locked(state, offset, data, false);
+            return self
+                .overwrite_locked(state, offset, data, |page, part| clean(page, part, false));
         }
         drop(shared);
         let page = offset / PAGE;
         let _range = self.hold(state, page..page + 1, Mode::Store);
         let _shared = self.lock_shared(state)?;
-        self.overwrite_locked(state, offset, data, true)
+        self.overwrite_locked(state, offset, data, |page, part| clean(page, part, true))
     }
 
-    /// As `overwrite`, under the shared lock, when nobody writes several pages with this one.
+    /// As `overwrite`, under the shared lock, when nobody writes several pages with this one. A page that is not dirty is for `clean`.
     #[inline(always)]
-    fn overwrite_locked(
+    fn overwrite_locked<'d>(
         &self,
         state: &Arc<FileState>,
         offset: u64,
-        data: &[u8],
-        in_turn: bool,
+        data: &'d [u8],
+        clean: impl FnOnce(u64, (usize, &'d [u8])) -> Result<Put, Error>,
     ) -> Result<Put, Error> {
         if !is_inside(state, offset, data.len()) {
             return Ok(Put::Refused);
@@ -300,7 +303,7 @@ impl Files {
         let part = (within, data);
         let written = match self.pages.overwrite(state.key, page, part, None) {
             Overwrote::Done => Put::Done,
-            _ => self.overwrite_clean(state, page, part, in_turn)?,
+            _ => clean(page, part)?,
         };
         self.stamp_again(state, now);
         Ok(written)
@@ -328,6 +331,22 @@ impl Files {
             }
         }
         Ok(self.put_part(state, page, part))
+    }
+
+    /// The same without a wait. Refused also: it is not cached, or whether it has a block is not in memory.
+    fn overwrite_clean_now(
+        &self,
+        state: &Arc<FileState>,
+        page: u64,
+        part: (usize, &[u8]),
+    ) -> Result<Put, Error> {
+        if state.meta.lock().replaced || !self.has_block_in_memory(state, page)? {
+            return Ok(Put::Refused);
+        }
+        Ok(match part.1.len() {
+            BLOCK_SIZE => self.put_whole(state, page, part.1),
+            _ => self.put_part(state, page, part),
+        })
     }
 
     /// Part of a page with a block. Refused: it is not cached.
@@ -427,6 +446,13 @@ impl Files {
     /// Whether a page has a block of its own, as long as the I/O lock is held shared.
     fn has_block(&self, state: &Arc<FileState>, page: u64) -> Result<bool, Error> {
         Ok(!self.mapped(state, page..page + 1)?.is_empty())
+    }
+
+    /// The same if that can be told without a wait. False also: it cannot.
+    fn has_block_in_memory(&self, state: &Arc<FileState>, page: u64) -> Result<bool, Error> {
+        let content = state.node.read()?;
+        let found = extents::glance(&self.store, content.inode()?, &(page..page + 1));
+        Ok(found.is_some_and(|found| !found.is_empty()))
     }
 
     /// A buffered write; the caller holds the I/O lock exclusively.

@@ -132,3 +132,58 @@ fn writes_to_files_that_are_written_back_hold_up_none_to_another_file() {
         }
     }
 }
+
+/// Where a file's page is was looked up by who handed the write over, though it was on a device: nothing else of his went on.
+#[test]
+fn who_hands_over_a_write_does_not_wait_for_the_files_mapping() {
+    for by_future in [false, true] {
+        let mut world = world(33);
+        let fs = world.open();
+        let small = small(&fs).ino();
+        let file = fs.open_file(make(&fs, b"file"), libc::O_RDWR).unwrap();
+        // More extents than are beside the inode on a device.
+        for number in 0..1000 {
+            let at = 2 * number * PAGE as u64;
+            fs.write(&file, at, &[number as u8; PAGE]).unwrap();
+        }
+        let ino = file.ino();
+        drop(file);
+        let fs = world.remount(fs);
+        let file = fs.open_file(ino, libc::O_RDWR).unwrap();
+        let small = fs.open_file(small, libc::O_RDWR).unwrap();
+        fs.read(&small, 0, &mut [0; 100]).unwrap();
+        stick(&world);
+        let (tell, told) = mpsc::channel();
+        let theirs = (Arc::clone(&fs), Arc::clone(&file));
+        let hands_over = move || {
+            let (fs, file) = theirs;
+            if by_future {
+                let page = AlignedBuf::from_slice(&[7; PAGE]);
+                let mut written = pin!(fs.write_future(&file, 0, page));
+                assert!(
+                    written
+                        .as_mut()
+                        .poll(&mut Context::from_waker(Waker::noop()))
+                        .is_pending()
+                );
+                // Of what the cache has.
+                let read = fs.read_future(&small, 0, AlignedBuf::zeroed(100));
+                let (_, len) = block_on(read);
+                tell.send(len.unwrap()).unwrap();
+                return assert_eq!(block_on(written).1.unwrap(), PAGE);
+            }
+            let mut context = fs.io_context(2).unwrap();
+            submit(&mut context, 0, write(&file, 0, &[7; PAGE]));
+            tell.send(100).unwrap();
+            finish(&mut context).remove(&0).unwrap().result.unwrap();
+        };
+        let thread = spawn("hands over", hands_over).unwrap();
+        let told = told.recv_timeout(Duration::from_secs(10));
+        release(&world);
+        assert_eq!(told.ok(), Some(100), "by a future: {by_future}");
+        thread.join().unwrap();
+        let mut bytes = [0; PAGE];
+        fs.read(&file, 0, &mut bytes).unwrap();
+        assert!(bytes == [7; PAGE]);
+    }
+}
