@@ -44,7 +44,7 @@ pub enum Backend {
     #[default]
     Auto,
     IoUring,
-    /// `preadv2`/`pwritev2` on a small thread pool.
+    /// `preadv2`/`pwritev2` on a small thread pool, and for what is in flight one for each device.
     Threads,
 }
 
@@ -109,7 +109,7 @@ pub(crate) struct FileDevice {
     write_through: bool,
     numa_node: Option<usize>,
     engine: Engine,
-    /// For owners of queues that got no ring; made when there is one.
+    /// For owners of queues who have no ring; made when there is one.
     own_pool: OnceLock<Arc<Pool>>,
     /// In flight by threads of a pool.
     pub waiting: Arc<Mutex<threads::Waiting>>,
@@ -368,7 +368,7 @@ impl FileDevice {
         refused.then(|| io::Error::from_raw_os_error(libc::EROFS))
     }
 
-    /// Threads for this device alone: all that is in flight on it by a pool is on one.
+    /// Threads for this device alone: all that is in flight on it by a pool is on one. What hangs there keeps none from another device's.
     pub fn own_pool(&self) -> io::Result<Arc<Pool>> {
         if let Some(pool) = self.own_pool.get() {
             return Ok(Arc::clone(pool));
@@ -651,10 +651,7 @@ impl BlockDevice for FileDevice {
     fn queue(self: Arc<Self>, bell: &Arc<Bell>) -> DeviceQueue {
         match &self.engine {
             Engine::Uring => DeviceQueue(Own::OnRing(self)),
-            Engine::Threads(pool) => {
-                let pool = Arc::clone(pool);
-                DeviceQueue::alone(threads::PoolQueue::new(self, pool, Arc::clone(bell)))
-            }
+            Engine::Threads(_) => DeviceQueue(Own::Alone(threads::queue(&self, bell))),
             Engine::Caller => DeviceQueue::alone(Blocking::new(self)),
         }
     }
@@ -709,8 +706,11 @@ mod tests {
     use super::*;
     use crate::array::Array;
     use crate::block::Durability;
+    use crate::buf::AlignedBuf;
+    use crate::queue::{Flight, Kind, Queues, Run};
     use format::geometry::{Geometry, GeometryOptions};
     use std::os::fd::AsRawFd;
+    use std::time::Duration;
 
     const BYTES: u64 = 64 << 20;
 
@@ -841,6 +841,46 @@ mod tests {
         let array = Array::assemble(members, false).unwrap();
         assert!(devices.iter().all(|device| is_direct(&device.file)));
         assert_eq!(array.memory_align(), 512);
+    }
+
+    /// They had the threads of all devices, which one that hung kept from the others.
+    #[test]
+    fn what_is_in_flight_needs_none_of_the_threads_that_all_devices_have() {
+        let home = tempfile::tempdir().unwrap();
+        let paths = made(home.path());
+        let pool = Arc::new(Pool::start("test-io", 2).unwrap());
+        let open = |path| {
+            let engine = Engine::Threads(Arc::clone(&pool));
+            Arc::new(FileDevice::open(path, &OpenOptions::default(), engine).unwrap()) as _
+        };
+        let devices: Vec<Arc<dyn BlockDevice>> = paths.iter().map(|path| open(path)).collect();
+        let array = Arc::new(Array::assemble(devices, false).unwrap());
+        let gate = Arc::new(std::sync::Barrier::new(3));
+        for _ in 0..2 {
+            let gate = Arc::clone(&gate);
+            pool.give(move || drop(gate.wait()));
+        }
+        let mut queues = Queues::new(&array, 1, 1).unwrap();
+        let flight = Flight {
+            kind: Kind::Read,
+            memory: AlignedBuf::zeroed(512),
+            tag: 0,
+        };
+        let run = Run {
+            byte: 1024,
+            at: 0,
+            len: 512,
+        };
+        let rung = queues.bell().rung();
+        queues.submit(flight, &[run]).unwrap();
+        queues.ring();
+        queues.wait(Some(rung), Some(Duration::from_secs(10)));
+        let mut landed = Vec::new();
+        queues.reap(&mut landed);
+        gate.wait();
+        let landed = landed.pop().expect("it waits for those threads");
+        landed.result.unwrap();
+        assert!(landed.memory.iter().all(|&byte| byte == 5));
     }
 
     /// It wrote to a file that the process before it had removed, and said that all had gone well.

@@ -36,7 +36,7 @@ pub(crate) fn run(
     }
 }
 
-/// Threads of the pool that work on one device's parts in flight, at most: one that hangs leaves those for the others.
+/// Threads that work on one device's parts in flight, at most. They are the device's own: one that hangs takes none of another's.
 pub(crate) const WORKERS: usize = 2;
 
 /// What all owners have in flight on one device, in the order in which it came, as far as no thread has begun it.
@@ -66,7 +66,7 @@ impl Told {
     }
 }
 
-/// What an owner has in flight on one device, each part on one of the pool's threads.
+/// What an owner has in flight on one device, each part on one of its pool's threads.
 pub(crate) struct PoolQueue {
     device: Arc<FileDevice>,
     pool: Arc<Pool>,
