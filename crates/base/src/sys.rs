@@ -245,6 +245,29 @@ pub fn bound_allocator(_heaps: usize) -> io::Result<()> {
     Ok(())
 }
 
+/// Descriptors that the process may have now.
+pub fn descriptors_max() -> u64 {
+    descriptor_limits().map_or(u64::MAX, |limits| limits.rlim_cur)
+}
+
+/// Lets the process have as many descriptors as it may let itself have.
+pub fn raise_descriptors_max() -> io::Result<()> {
+    let mut limits = descriptor_limits()?;
+    limits.rlim_cur = limits.rlim_max;
+    // SAFETY: the call reads one structure of this kind, which `limits` is.
+    check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limits) })
+}
+
+fn descriptor_limits() -> io::Result<libc::rlimit> {
+    let mut limits = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the call writes one structure of this kind, which `limits` is.
+    check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limits) })?;
+    Ok(limits)
+}
+
 /// Bytes of memory that the machine has; as many as there are numbers where the system does not say.
 pub fn memory_bytes() -> u64 {
     // SAFETY: an all-zero structure is a valid value of it.

@@ -339,6 +339,9 @@ fn serve(args: &Mount) -> Outcome {
     if let Err(error) = base::sys::bound_allocator(base::thread::cpu_count()) {
         tracing::warn!("the allocator may keep more memory than cache_size says: {error}");
     }
+    if let Err(error) = base::sys::raise_descriptors_max() {
+        tracing::warn!("there may be too few descriptors for fast transfers: {error}");
+    }
     let (given, mountpoint) = places(args)?;
     // Before the devices are opened: the kernel may hold the first for a mount that is dead.
     mount::clean_up(mountpoint)?;

@@ -11,10 +11,13 @@
 //! 4. The kernel uses memory between submission and completion (see [`ring`](Ring)): [`Batch`] and [`RingQueue`] do not go
 //!    away, by return or by panic, before all has completed.
 //!
+//! 5. Threads keep no more rings for calls that wait than leave the program most of its descriptors ([`bound`]).
+//!
 //! A thread that cannot get a ring (out of descriptors) does its I/O by plain calls, and who has queues gets a smaller ring, or a
 //! pool's threads ([`as_deep`]). Fork
 //! before opening devices: a ring does not follow into the child, which dies if it touches one.
 
+mod bound;
 pub(crate) mod polled;
 pub(crate) mod raw;
 mod ring;
@@ -29,6 +32,8 @@ use crate::reap::{Class, Group, Reaper, Seen, Times};
 use crate::threads;
 use base::clock;
 use base::mapping::Mapping;
+use base::sys;
+use bound::{Bound, Counted};
 use io_uring::{IoUring, Probe, opcode};
 use polled::Looked;
 use ring::{All, News, Ring};
@@ -43,8 +48,13 @@ const RING_ENTRIES: u32 = 64;
 
 thread_local! {
     /// Of each sort.
-    static RINGS: [RefCell<Kept<Ring>>; 2] = const { [const { RefCell::new(Kept::new()) }; 2] };
+    static RINGS: [RefCell<Kept<OfThread<Ring>>>; 2] = const { [const { RefCell::new(Kept::new()) }; 2] };
 }
+
+/// Of all threads' rings.
+static BOUND: Bound = Bound::new();
+
+type OfThread<R> = Counted<'static, R>;
 
 /// How the completions of a ring come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,21 +143,29 @@ fn make_ring(entries: u32, sort: Sort) -> io::Result<IoUring> {
         .or_else(|_| builder().build(entries))
 }
 
-fn take_ring(device: &FileDevice, sort: Sort) -> io::Result<Ring> {
+/// A ring of a thread's, within the bound.
+fn make_counted<R>(make: impl FnOnce() -> io::Result<R>) -> io::Result<OfThread<R>> {
+    BOUND.make((clock::now_ns(), sys::descriptors_max()), make)
+}
+
+fn take_ring(device: &FileDevice, sort: Sort) -> io::Result<OfThread<Ring>> {
     match RINGS.try_with(|rings| rings[sort as usize].borrow_mut().take(&device.id)) {
         Ok(Some(ring)) => Ok(ring),
         // While a thread ends its table is gone: a ring for this batch alone.
-        Ok(None) | Err(_) => {
+        Ok(None) | Err(_) => make_counted(|| {
             let ring = make_ring(RING_ENTRIES, sort)?;
             Ok(Ring::new(ring, RING_ENTRIES as usize).of_sort(sort))
-        }
+        }),
     }
 }
 
-fn keep_ring(device: &FileDevice, ring: Ring) {
-    let sort = ring.sort();
+fn keep_ring(device: &FileDevice, ring: OfThread<Ring>) {
+    if !ring.may_stay() {
+        return;
+    }
+    let sort = ring.ring.sort();
     // An error means that the thread ends: the ring is dropped with the closure.
-    let keep = |rings: &[RefCell<Kept<Ring>>; 2]| {
+    let keep = |rings: &[RefCell<Kept<OfThread<Ring>>>; 2]| {
         let kept = &rings[sort as usize];
         kept.borrow_mut().keep(&device.id, ring);
     };
@@ -224,7 +242,7 @@ fn run_on_ring(
     buf::scope(|loans| {
         let mut batch = Batch {
             errors: Vec::with_capacity(requests.len()),
-            ring: &mut ring,
+            ring: &mut ring.ring,
             device,
             loans,
             rest: requests.iter_mut(),

@@ -3,7 +3,9 @@
 //! The kernel uses the memory, and the list of its pieces, between submission and completion: [`InFlight`] does not go away, by return
 //! or by panic, before all has completed.
 
+use super::OfThread;
 use crate::file::FileDevice;
+use crate::kept::Kept;
 use crate::queue::Kind;
 use crate::reap::{Class, Source, enter};
 use crate::vectored::{Vectored, copied};
@@ -11,37 +13,30 @@ use base::clock;
 use io_uring::{IoUring, opcode, squeue, types};
 use std::cell::RefCell;
 use std::os::fd::AsRawFd;
-use std::sync::Weak;
 use std::time::Duration;
 
 /// Requests in flight on a device.
 const ENTRIES: usize = 16;
 
 thread_local! {
-    static RINGS: RefCell<Vec<(Weak<()>, IoUring)>> = const { RefCell::new(Vec::new()) };
+    static RINGS: RefCell<Kept<OfThread<IoUring>>> = const { RefCell::new(Kept::new()) };
 }
 
-fn take_ring(device: &FileDevice) -> Option<IoUring> {
-    let kept = RINGS.try_with(|rings| {
-        let mut rings = rings.borrow_mut();
-        let mine = |(id, _): &(Weak<()>, IoUring)| std::ptr::eq(id.as_ptr(), &*device.id);
-        let at = rings.iter().position(mine);
-        if at.is_none() {
-            rings.retain(|(id, _)| id.strong_count() > 0);
-        }
-        at.map(|at| rings.swap_remove(at).1)
-    });
-    match kept {
+fn take_ring(device: &FileDevice) -> Option<OfThread<IoUring>> {
+    match RINGS.try_with(|rings| rings.borrow_mut().take(&device.id)) {
         Ok(Some(ring)) => Some(ring),
         // While a thread ends its table is gone: a ring for this batch alone.
-        Ok(None) | Err(_) => super::make_ring(ENTRIES as u32, super::Sort::Ordinary).ok(),
+        Ok(None) | Err(_) => {
+            super::make_counted(|| super::make_ring(ENTRIES as u32, super::Sort::Ordinary)).ok()
+        }
     }
 }
 
-fn keep_ring(device: &FileDevice, ring: IoUring) {
-    let entry = (std::sync::Arc::downgrade(&device.id), ring);
-    let kept = RINGS.try_with(move |rings| rings.borrow_mut().push(entry));
-    tracing::trace!(kept = kept.is_ok(), "ring");
+fn keep_ring(device: &FileDevice, ring: OfThread<IoUring>) {
+    if ring.may_stay() {
+        let kept = RINGS.try_with(|rings| rings.borrow_mut().keep(&device.id, ring));
+        tracing::trace!(kept = kept.is_ok(), "ring");
+    }
 }
 
 /// See [`crate::BlockDevice::read_vectored`].
@@ -66,7 +61,7 @@ pub(crate) fn run(
         let class = Class::of(Kind::Read, largest.unwrap_or(0), requests.len());
         let group = reaper.begin(&mut times, class);
         let mut flight = InFlight {
-            ring: &mut ring,
+            ring: &mut ring.ring,
             left: 0,
         };
         for (at, (request, list)) in requests.iter().zip(&lists).enumerate() {

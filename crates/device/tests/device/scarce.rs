@@ -2,13 +2,13 @@
 
 use crate::fixture::{CLAIMS, create, noise};
 use device::{
-    AlignedBuf, Array, Backend, Durability, Error, Flight, Kind, OpenOptions, Queues, Run,
+    AlignedBuf, Array, Backend, Durability, Error, Flight, Io, Kind, OpenOptions, Queues, Run,
     Topology, create_image, open_devices,
 };
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 
 /// Says to a test that it is in the child that it has started.
 const IN_CHILD: &str = "SHEAF_TEST_OF_SCARCITY";
@@ -150,4 +150,46 @@ fn what_is_in_flight_lands_with_little_memory_that_may_be_locked() {
         return in_child(test, program, "-l 64");
     }
     arrays(|array| fly(array, 512, 256));
+}
+
+/// Each thread kept a ring for each device, and the program had no descriptor left.
+#[test]
+fn threads_leave_the_program_most_of_its_descriptors() {
+    const THREADS: usize = 60;
+    if std::env::var_os(IN_CHILD).is_none() {
+        let test = "scarce::threads_leave_the_program_most_of_its_descriptors";
+        return in_child(test, &[], "-n 256");
+    }
+    let open = || {
+        let all = std::fs::read_dir("/proc/self/fd").ok()?;
+        let targets = all.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+        Some(
+            targets
+                .filter(|target| target.ends_with("anon_inode:[io_uring]"))
+                .count(),
+        )
+    };
+    arrays(|array| {
+        let bytes = noise(1, 16 * LEN);
+        array.write(0, &bytes, Durability::Volatile).unwrap();
+        let (all, seen) = (Barrier::new(THREADS), Barrier::new(THREADS));
+        base::thread::parallel(THREADS, |thread| {
+            let mut rounds = 0;
+            let mut read = || {
+                let mut found = vec![0; bytes.len()];
+                let parts = found.chunks_mut(LEN).zip((0..).step_by(LEN));
+                let mut ios: Vec<_> = parts.map(|(buf, byte)| Io::Read { byte, buf }).collect();
+                array.execute(&mut ios).unwrap();
+                rounds += 1;
+                assert!(found == bytes, "{rounds}");
+            };
+            read();
+            all.wait();
+            let rings = if thread == 0 { open() } else { Some(1) };
+            seen.wait();
+            let rings = rings.expect("descriptors are left");
+            assert!((1..=64).contains(&rings), "{rings} rings");
+            (0..10).for_each(|_| read());
+        });
+    });
 }
