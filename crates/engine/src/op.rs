@@ -979,7 +979,7 @@ pub(crate) fn fold<C: Content>(store: &Store<C>, cell: &Arc<Cell<C>>, state: &mu
     if !content.pending() {
         return;
     }
-    // Invariant 7.
+    // Invariant 8.
     let step = Step::begin(store, "a fold");
     content.settle();
     state.version += 1;
