@@ -235,12 +235,18 @@ impl Chunks {
         damaged.map(|(_, error)| error)
     }
 
+    /// Data chunks that are not loaded, with what is free in them, in the order in which they are tried.
+    fn not_loaded(&self) -> impl Iterator<Item = (u32, u32)> {
+        let next = self.unloaded.range(self.from..);
+        let all = next.chain(self.unloaded.range(..self.from));
+        all.map(|(chunk, free)| (*chunk, *free))
+    }
+
     /// A data chunk that is not loaded and has at least so many blocks free.
     fn to_load(&self, least: u32, tried: &Tried) -> Option<u32> {
-        let next = self.unloaded.range(self.from..);
-        let mut all = next.chain(self.unloaded.range(..self.from));
-        let found = all.find(|(chunk, free)| **free >= least && tried.may_load(**chunk));
-        found.map(|(chunk, _)| *chunk)
+        let mut all = self.not_loaded();
+        let found = all.find(|(chunk, free)| *free >= least && tried.may_load(*chunk));
+        found.map(|(chunk, _)| chunk)
     }
 
     fn to_convert(&self, tried: &Tried) -> Option<u32> {
@@ -699,19 +705,21 @@ impl Space {
         self.totals.free(freed.len());
     }
 
-    /// Loaded, unleased data chunks all of whose blocks are available and not promised; they
+    /// Unleased data chunks all of whose blocks are available and not promised, loaded ones first; they
     /// leave the allocator, and the caller deletes their maps or calls [`Space::unretired`].
     pub fn take_empty_chunks(&self, most: usize) -> Vec<u32> {
         let blocks = self.geometry.chunk_blocks;
         let mut chunks = self.chunks.lock();
         // That nobody else refers to it is looked at first: who does takes blocks without the chunk list.
-        let empty: Vec<u32> = chunks
-            .roomy
-            .iter()
+        let loaded = (chunks.roomy.iter())
             .map(|chunk| &chunks.loaded[chunk])
             .filter(|c| !chunks.leased.contains(&c.chunk) && Arc::strong_count(c) == 1)
             .filter(|c| c.count() == blocks)
-            .map(|c| c.chunk)
+            .map(|c| c.chunk);
+        // From one that is not loaded nobody takes, and a map that is read late changes nothing (invariant 5).
+        let unloaded = chunks.not_loaded().filter(|(_, free)| *free == blocks);
+        let empty: Vec<u32> = loaded
+            .chain(unloaded.map(|(chunk, _)| chunk))
             .take(most)
             .collect();
         let mut taken = Vec::new();
@@ -720,6 +728,7 @@ impl Space {
                 break;
             }
             chunks.unload(chunk);
+            chunks.unloaded.remove(&chunk);
             chunks.state[chunk as usize] = ChunkState::Free;
             taken.push(chunk);
         }

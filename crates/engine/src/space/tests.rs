@@ -82,6 +82,28 @@ fn a_map_that_is_read_late_brings_no_retired_chunk_back() {
     assert!(matches!(next(&space), Source::Loaded));
 }
 
+/// What a mount finds empty, or what is emptied before anybody takes from it.
+#[test]
+fn empty_chunks_that_are_not_loaded_are_retired_from_where_the_next_search_begins() {
+    let geometry = Geometry::plan(&[256 << 20], GeometryOptions::default()).unwrap();
+    let blocks = geometry.chunk_blocks;
+    let mut states = vec![ChunkState::Meta; geometry.chunk_count as usize];
+    states[..4].fill(ChunkState::Data(blocks));
+    states[1] = ChunkState::Data(blocks - 5);
+    let space = Space::new(&geometry, 2, states, 0);
+    space.load_from(3);
+    assert_eq!(space.take_empty_chunks(2), [3, 0]);
+    // A map that was read before that.
+    space.loaded(0, &no_words(&space));
+    assert_eq!(space.unpromised(), 2 * i64::from(blocks) - 5);
+    space.give(space.extent(1, 0, 5));
+    assert_eq!(space.take_empty_chunks(64), [1, 2]);
+    assert_eq!(space.unpromised(), 0);
+    space.unretired(2);
+    assert!(space.try_promise(1));
+    assert!(space.take_empty_chunks(64).is_empty());
+}
+
 /// They are neither looked at, nor take memory, until something of them is given back.
 #[test]
 fn full_chunks_are_out_of_the_way() {

@@ -317,14 +317,17 @@ impl<C: Content> Store<C> {
     pub(crate) fn retire_chunks(&self, _none_runs: &CheckpointState) {
         let mut failures = 0;
         for chunk in self.space.take_empty_chunks(64) {
-            // The others will be looked at when they are loaded, and empty still.
+            // The others will be looked at another time, and empty still.
             let retired = (failures < TRIES_MAX).then(|| self.retire_chunk(chunk));
             if matches!(retired, Some(Ok(true))) {
                 continue;
             }
             self.space.unretired(chunk);
             match retired {
-                Some(Err(error)) if may_pass(&error) => failures += 1,
+                Some(Err(error)) if may_pass(&error) => {
+                    self.space.load_from(chunk + 1);
+                    failures += 1;
+                }
                 Some(_) => _ = self.load_space(chunk),
                 None => {}
             }

@@ -8,6 +8,7 @@ mod memory;
 mod moment;
 mod power_cut;
 mod pressure;
+mod room;
 mod salvage;
 mod trim;
 mod unread;

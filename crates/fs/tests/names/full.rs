@@ -45,43 +45,65 @@ fn an_array_full_of_names_can_be_emptied_and_filled_again() {
     fs.close().unwrap();
 }
 
+/// Writes files until there is no room; returns the bytes in them.
+fn fill_with_data(fs: &FileSystem, round: usize) -> u64 {
+    let who = Caller::root();
+    let mut bytes = 0;
+    for i in 0.. {
+        let name = format!("{round}-{i}").into_bytes();
+        let file = match fs.create(&who, ROOT, &name, 0o600, libc::O_RDWR) {
+            Ok((_, file)) => file,
+            Err(error) => {
+                assert!(no_space(&error), "{error}");
+                return bytes;
+            }
+        };
+        for piece in 0..64u64 {
+            match fs.write(&file, piece << 16, &vec![i as u8; 1 << 16]) {
+                Ok(written) if written == 1 << 16 => bytes += 1 << 16,
+                Ok(_) => {}
+                Err(error) => {
+                    assert!(no_space(&error), "{error}");
+                    fs.fsync(&file, false).unwrap();
+                    return bytes;
+                }
+            }
+        }
+    }
+    unreachable!("an array is full some time")
+}
+
 #[test]
 fn an_array_full_of_data_can_be_emptied_and_filled_again() {
     let mut world = World::new(2, 64 << 20, 5);
     let mut fs = world.open();
-    let who = Caller::root();
     let mut sizes = Vec::new();
     for round in 0..3 {
-        let mut bytes = 0u64;
-        'fill: for i in 0.. {
-            let name = format!("{round}-{i}").into_bytes();
-            let made = fs.create(&who, ROOT, &name, 0o600, libc::O_RDWR);
-            let file = match made {
-                Ok((_, file)) => file,
-                Err(error) => {
-                    assert!(no_space(&error), "{error}");
-                    break;
-                }
-            };
-            for piece in 0..64u64 {
-                match fs.write(&file, piece << 16, &vec![i as u8; 1 << 16]) {
-                    Ok(written) if written == 1 << 16 => bytes += 1 << 16,
-                    Ok(_) => {}
-                    Err(error) => {
-                        assert!(no_space(&error), "{error}");
-                        fs.fsync(&file, false).unwrap();
-                        break 'fill;
-                    }
-                }
-            }
-        }
-        sizes.push(bytes);
+        sizes.push(fill_with_data(&fs, round));
         fs = world.remount(fs);
         empty(&fs, ROOT);
         fs.sync().unwrap();
     }
     assert!(sizes[0] > 64 << 20, "{sizes:?}");
     assert!(sizes[2] * 10 > sizes[0] * 9, "space is lost: {sizes:?}");
+    fs.close().unwrap();
+}
+
+/// What was data at the mount was data until the next one: an array without files had room for no names.
+#[test]
+fn names_have_the_room_of_data_that_was_deleted_after_a_remount() {
+    let mut world = World::new(1, 64 << 20, 6);
+    let fs = world.open();
+    let most = fill_with_names(&fs, ROOT);
+    fs.close().unwrap();
+    world = World::new(1, 64 << 20, 6);
+    let mut fs = world.open();
+    fill_with_data(&fs, 0);
+    fs = world.remount(fs);
+    empty(&fs, ROOT);
+    fs.sync().unwrap();
+    let names = fill_with_names(&fs, ROOT);
+    assert!(names * 10 >= most * 9, "{names} of {most}");
     fs.close().unwrap();
 }
 
