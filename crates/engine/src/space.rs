@@ -7,7 +7,8 @@
 //! 1. A block is available (bit set in its `ChunkSpace`) only if it is free in its space map, is
 //!    reserved by nobody, and its freeing, if any, is durable.
 //! 2. The totals count the available blocks of all data chunks, loaded or not, and the chunks
-//!    that are durably free and not taken by a running checkpoint.
+//!    that are durably free and not taken by a running checkpoint; for promises one that is being
+//!    converted is free until it is data.
 //! 3. Promises never exceed those beyond the reserve that checkpoints and deletions live on; see
 //!    `totals.rs`.
 //! 4. Lock order: a lease, then the chunk list, then one chunk's bits.
@@ -24,7 +25,7 @@ pub(crate) use tried::{TRIES_MAX, Tried};
 use crate::error::Error;
 use crate::totals::Totals;
 use base::atomic::{AtomicI64, Ordering};
-use base::sync::{Arc, Mutex, rank};
+use base::sync::{Arc, Condvar, Mutex, rank};
 use format::Block;
 use format::geometry::Geometry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -261,8 +262,11 @@ pub(crate) enum Source {
     Loaded,
     /// A data chunk whose space map must be read.
     Load(u32),
-    /// A free chunk that must get a space map; it is out of the free set.
+    /// A free chunk that must get a space map; it is out of the free set until it is
+    /// [converted](Space::converted) or [not](Space::unconverted).
     Convert(u32),
+    /// There is nothing else, and others convert chunks; see [`Space::await_conversion`].
+    Converting,
     None,
 }
 
@@ -271,6 +275,8 @@ pub(crate) struct Space {
     geometry: Geometry,
     leases: Vec<Mutex<Option<Arc<ChunkSpace>>>>,
     chunks: Mutex<Chunks>,
+    /// Of the chunk list: a chunk is converted, or is not.
+    conversions: Condvar,
     totals: Totals,
     /// The totals' reserve: what is one always, and what is kept besides. Changed under the checkpoint's lock.
     reserve: AtomicI64,
@@ -316,6 +322,7 @@ impl Space {
                 .map(|i| Mutex::keyed(rank::SPACE_LEASE, i as u64, None))
                 .collect(),
             chunks: Mutex::new(rank::ALLOCATOR, chunks),
+            conversions: Condvar::new(),
             totals: Totals::new(
                 available,
                 free_chunks,
@@ -443,7 +450,7 @@ impl Space {
             let convertible = || chunks.to_convert(tried);
             if let Some(chunk) = self.has_spare().then(convertible).flatten() {
                 chunks.free.remove(&chunk);
-                self.totals.take_chunks(1);
+                self.totals.begin_conversion();
                 return Source::Convert(chunk);
             }
         }
@@ -453,6 +460,7 @@ impl Space {
                 *lease = Some(chunk);
                 Source::Loaded
             }
+            None if self.totals.converting() > 0 => Source::Converting,
             None => Source::None,
         }
     }
@@ -472,13 +480,28 @@ impl Space {
         let mut available = vec![u64::MAX; words];
         trim(&mut available, blocks);
         self.insert(&mut chunks, chunk, available, blocks);
+        self.totals.take_chunks(1);
+        self.totals.end_conversion();
         self.totals.give(blocks as i64);
+        self.conversions.notify_all();
     }
 
     /// Undoes [`Source::Convert`].
     pub fn unconverted(&self, chunk: u32) {
-        self.chunks.lock().free.insert(chunk);
-        self.totals.free(1);
+        let mut chunks = self.chunks.lock();
+        chunks.free.insert(chunk);
+        self.totals.end_conversion();
+        self.conversions.notify_all();
+    }
+
+    /// Returns when a conversion has ended, if one goes on. Who converts needs nothing of who waits here that it would not need
+    /// of itself: both hold no node lock.
+    pub fn await_conversion(&self) {
+        let mut chunks = self.chunks.lock();
+        // None begins or ends without the chunk list.
+        if self.totals.converting() > 0 {
+            self.conversions.wait(&mut chunks);
+        }
     }
 
     /// Damage keeps these from getting a map before the next mount.
@@ -671,7 +694,7 @@ impl Space {
         self.chunks.lock().loaded.keys().copied().collect()
     }
 
-    /// Takes one particular free chunk out, for a discard, unless promises need it; [`Space::unconverted`]
+    /// Takes one particular free chunk out, for a discard, unless promises need it; [`Space::give_free_chunk`]
     /// returns it. The caller sees to it that no checkpoint needs it either.
     pub fn take_free_chunk(&self, chunk: u32) -> bool {
         let mut chunks = self.chunks.lock();
@@ -680,6 +703,11 @@ impl Space {
             chunks.free.remove(&chunk);
         }
         taken
+    }
+
+    pub fn give_free_chunk(&self, chunk: u32) {
+        self.chunks.lock().free.insert(chunk);
+        self.totals.free(1);
     }
 
     /// Takes up to `want` durably free chunks for segments (R4).

@@ -7,6 +7,8 @@
 //!    a converted chunk, and those that a promise is redeemed for. Who looks at the other number
 //!    first sees too little meanwhile, never the same block twice. Blocks of a retired chunk move
 //!    the other way, but only when what is promised, tried promises included, does without them.
+//! 3. A chunk that is being converted counts as free for promises until its blocks are available, and for nobody else:
+//!    its map may wait for a checkpoint.
 
 use base::atomic::{AtomicI64, Ordering};
 
@@ -14,6 +16,8 @@ use base::atomic::{AtomicI64, Ordering};
 pub(crate) struct Totals {
     available: AtomicI64,
     free_chunks: AtomicI64,
+    /// Those of them that are being converted.
+    converting: AtomicI64,
     promised: AtomicI64,
     /// Free chunks that promises do not cover.
     reserve_chunks: AtomicI64,
@@ -25,6 +29,7 @@ impl Totals {
         Totals {
             available: AtomicI64::new(available),
             free_chunks: AtomicI64::new(free_chunks),
+            converting: AtomicI64::new(0),
             promised: AtomicI64::new(0),
             reserve_chunks: AtomicI64::new(reserve_chunks),
             chunk_blocks: chunk_blocks as i64,
@@ -43,7 +48,8 @@ impl Totals {
         // available blocks, and those of a new data chunk were a free chunk.
         let promised = self.promised.load(Ordering::SeqCst);
         let available = self.available.load(Ordering::SeqCst);
-        let spare = (self.free_chunks() - reserve_chunks).max(0);
+        let free_chunks = self.free_chunks.load(Ordering::SeqCst);
+        let spare = (free_chunks - reserve_chunks).max(0);
         available + spare * self.chunk_blocks - promised
     }
 
@@ -83,8 +89,24 @@ impl Totals {
         self.available.fetch_add(blocks, Ordering::SeqCst);
     }
 
+    /// Free chunks that are not being converted; too few for a moment when one has been.
     pub fn free_chunks(&self) -> i64 {
-        self.free_chunks.load(Ordering::SeqCst)
+        let converting = self.converting();
+        self.free_chunks.load(Ordering::SeqCst) - converting
+    }
+
+    pub fn converting(&self) -> i64 {
+        self.converting.load(Ordering::SeqCst)
+    }
+
+    /// A free chunk is to become data (invariant 3).
+    pub fn begin_conversion(&self) {
+        self.converting.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// It has, and its blocks are given next ([`Totals::take_chunks`] comes before), or it stays free.
+    pub fn end_conversion(&self) {
+        self.converting.fetch_sub(1, Ordering::SeqCst);
     }
 
     pub fn take_chunks(&self, chunks: usize) {

@@ -223,7 +223,9 @@ fn a_chunk_that_changes_hands_is_counted_once() {
         let totals = Totals::new(0, 1, 1, 4);
         totals.set_reserve(0);
         let (granted, totals) = promise_beside(totals, 5, |totals| {
+            totals.begin_conversion();
             totals.take_chunks(1);
+            totals.end_conversion();
             totals.give(4);
         });
         assert!(!granted);
@@ -239,6 +241,36 @@ fn a_chunk_that_changes_hands_is_counted_once() {
         assert!(!granted);
         assert_eq!(totals.promisable(), 4);
     });
+}
+
+/// A free chunk gets its map, and keeps it or does not, while somebody wants a part of it; another one looks at what is left of the
+/// two for checkpoints.
+///
+/// Found when broken: `begin_conversion` taking the chunk, as it was (the array was full until the map was there);
+/// `free_chunks` looking at what is converted last (two chunks where there was one).
+#[test]
+fn a_chunk_that_is_converted_can_be_promised_all_the_time() {
+    for converted in [true, false] {
+        check(3, move || {
+            let totals = Arc::new(Totals::new(0, 2, 0, 4));
+            totals.begin_conversion();
+            assert_eq!(totals.promisable(), 8);
+            let other = {
+                let totals = Arc::clone(&totals);
+                loom::thread::spawn(move || {
+                    if converted {
+                        totals.take_chunks(1);
+                    }
+                    totals.end_conversion();
+                })
+            };
+            let most = if converted { 1 } else { 2 };
+            assert!(totals.free_chunks() <= most, "a chunk is for two");
+            assert!(totals.try_promise(4));
+            other.join().unwrap();
+            assert_eq!(totals.free_chunks(), most);
+        });
+    }
 }
 
 /// Two want a promise of more than half, or one wants a promise and another the whole chunk.

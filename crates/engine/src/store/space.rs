@@ -97,7 +97,7 @@ impl<C: Content> Store<C> {
                     block: geometry.chunk_block(chunk),
                     len,
                 });
-                self.space.unconverted(chunk);
+                self.space.give_free_chunk(chunk);
                 blocks += len as u64;
             }
         }
@@ -215,6 +215,7 @@ impl<C: Content> Store<C> {
                         tried.converting(chunks, error);
                     }
                 },
+                Source::Converting => self.space.await_conversion(),
                 Source::None if !committed => {
                     committed = true;
                     self.settle_freed()?;
@@ -442,6 +443,86 @@ fn in_long_runs(chunks: &[u32], least: usize) -> impl Iterator<Item = u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{TestStore, format, options};
+    use base::atomic::AtomicBool;
+    use base::thread::{parallel, yield_now};
+    use device::sim::SimDevice;
+    use std::sync::Arc;
+
+    fn open() -> Arc<TestStore> {
+        let array = format(SimDevice::new(64 << 20, 1));
+        TestStore::open(array, options()).unwrap().0
+    }
+
+    fn next(store: &TestStore, shard: usize) -> Source {
+        store.space.next_source(shard, &Tried::default())
+    }
+
+    /// Its map may have to wait for a checkpoint. Until it had one the chunk counted nowhere: promises were refused, and those who
+    /// had one found nothing.
+    #[test]
+    fn a_chunk_that_becomes_data_is_there_for_all_who_want_blocks() {
+        let store = open();
+        let space = &store.space;
+        store.give_way().unwrap();
+        let spare = space.free_chunks() - space.reserve_chunks();
+        assert_eq!(
+            space.take_free_chunks(spare as usize - 1).len() as i64,
+            spare - 1
+        );
+        // With what is there for promises that metadata took chunks of.
+        let mut converting = Vec::new();
+        while let Source::Convert(chunk) = next(&store, 0) {
+            converting.push(chunk);
+        }
+        assert!(!converting.is_empty());
+        assert!(matches!(next(&store, 0), Source::Converting));
+        let blocks = store.promise(1).expect("a chunk is to come").into_blocks();
+        let told = AtomicBool::new(false);
+        let found = parallel(2, |worker| {
+            if worker == 0 {
+                let mut promise = store.adopt_promise(blocks);
+                let reserved = store.reserve(&mut promise, 1, None).map(|r| r.extent());
+                told.store(true, Ordering::SeqCst);
+                return Some(reserved);
+            }
+            // Time enough to be told, were it not made to wait.
+            for _ in 0..100_000 {
+                if told.load(Ordering::SeqCst) {
+                    break;
+                }
+                yield_now();
+            }
+            for chunk in &converting {
+                store.convert_chunk(*chunk).unwrap();
+                space.converted(*chunk);
+            }
+            None
+        });
+        let found = found[0].clone().unwrap().expect("a promise holds");
+        assert!(store.is_data_extent(found));
+    }
+
+    /// A conversion that fails leaves a free chunk to who waits for its end.
+    #[test]
+    fn who_waits_for_a_conversion_goes_on_when_it_fails() {
+        let store = open();
+        let space = &store.space;
+        let before = (space.free_chunks(), space.unpromised());
+        let Source::Convert(chunk) = next(&store, 0) else {
+            panic!("there are free chunks");
+        };
+        assert_eq!(
+            (space.free_chunks(), space.unpromised()),
+            (before.0 - 1, before.1)
+        );
+        parallel(2, |worker| match worker {
+            0 => space.await_conversion(),
+            _ => space.unconverted(chunk),
+        });
+        space.await_conversion();
+        assert_eq!((space.free_chunks(), space.unpromised()), before);
+    }
 
     #[test]
     fn neighbours_are_one_run() {
