@@ -733,6 +733,17 @@ impl Space {
         self.totals.free(freed.len());
     }
 
+    /// Shards let go of chunks without data, so that these can be taken; each finds another one when it has need of it.
+    pub fn end_empty_leases(&self) {
+        for lease in &self.leases {
+            let mut lease = lease.lock();
+            let empty = |c: &mut Arc<ChunkSpace>| c.count() == self.geometry.chunk_blocks;
+            if let Some(old) = lease.take_if(empty) {
+                self.chunks.lock().leased.retain(|&c| c != old.chunk);
+            }
+        }
+    }
+
     /// Unleased data chunks all of whose blocks are available and not promised, loaded ones first; they
     /// leave the allocator, and the caller deletes their maps or calls [`Space::unretired`].
     pub fn take_empty_chunks(&self, most: usize) -> Vec<u32> {

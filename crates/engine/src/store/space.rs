@@ -29,6 +29,7 @@ impl<C: Content> Store<C> {
     /// Makes freed blocks available and empty chunks free, for callers that found none.
     pub(super) fn reclaim(&self) -> Result<(), Error> {
         self.settle_freed()?;
+        self.space.end_empty_leases();
         self.retire_chunks(&self.checkpoint_state.lock());
         self.settle_freed()?;
         self.checkpoint_now()
@@ -443,6 +444,7 @@ fn in_long_runs(chunks: &[u32], least: usize) -> impl Iterator<Item = u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::StoreOptions;
     use crate::testing::{TestStore, format, options};
     use base::atomic::AtomicBool;
     use base::thread::{parallel, yield_now};
@@ -450,8 +452,12 @@ mod tests {
     use std::sync::Arc;
 
     fn open() -> Arc<TestStore> {
+        open_with(options())
+    }
+
+    fn open_with(options: StoreOptions) -> Arc<TestStore> {
         let array = format(SimDevice::new(64 << 20, 1));
-        TestStore::open(array, options()).unwrap().0
+        TestStore::open(array, options).unwrap().0
     }
 
     fn next(store: &TestStore, shard: usize) -> Source {
@@ -501,6 +507,45 @@ mod tests {
         });
         let found = found[0].clone().unwrap().expect("a promise holds");
         assert!(store.is_data_extent(found));
+    }
+
+    /// On a small array the cores' leases are all chunks that there are: metadata found none although nothing was in them.
+    #[test]
+    fn chunks_that_cores_have_leased_go_back_to_metadata_when_nothing_is_in_them() {
+        let store = open_with(StoreOptions {
+            shards: 32,
+            ..options()
+        });
+        let space = &store.space;
+        store.give_way().unwrap();
+        let before = (space.free_chunks(), store.growth_limit());
+        let mut promise = store.promise(1).unwrap();
+        let mut leased = 0;
+        for shard in 0..32 {
+            match next(&store, shard) {
+                Source::Convert(chunk) => {
+                    store.convert_chunk(chunk).unwrap();
+                    space.converted(chunk);
+                    assert!(matches!(next(&store, shard), Source::Loaded));
+                    leased += 1;
+                }
+                // The others share these.
+                _ => break,
+            }
+        }
+        assert!(leased > 16, "{leased}");
+        // One of them has data in it.
+        let reservation = store.reserve(&mut promise, 1, None).unwrap();
+        drop(promise);
+        store.find_room().unwrap();
+        store.sync().unwrap();
+        store.release_retired();
+        assert_eq!(space.free_chunks(), before.0 - 1);
+        drop(reservation);
+        store.find_room().unwrap();
+        store.sync().unwrap();
+        store.release_retired();
+        assert_eq!((space.free_chunks(), store.growth_limit()), before);
     }
 
     /// A conversion that fails leaves a free chunk to who waits for its end.
