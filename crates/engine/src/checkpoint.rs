@@ -805,7 +805,7 @@ impl<C: Content> Store<C> {
         (live / 4).max(self.growth_spare.load(Ordering::Relaxed) as u64)
     }
 
-    /// Live bytes of metadata beyond which nothing may grow; see `adapt_limits`.
+    /// Live bytes of metadata beyond which nothing may grow; see `adapt_limits`. What data has been promised is not for it.
     pub(crate) fn growth_limit(&self) -> u64 {
         let geometry = self.array.geometry();
         let chunk = geometry.chunk_bytes();
@@ -813,7 +813,7 @@ impl<C: Content> Store<C> {
             .segments
             .total_bytes()
             .saturating_sub(self.segments.held_up());
-        let capacity = total + self.space.free_chunks().max(0) as u64 * chunk;
+        let capacity = total + self.space.unpromised_chunks() as u64 * chunk;
         // Nor is there more than the space tables can describe.
         let capacity = capacity.min(geometry.meta_chunks_max() * chunk);
         let spare = self.growth_spare.load(Ordering::Relaxed) + 2 * self.dirty.limit;

@@ -3,7 +3,7 @@
 //! Invariants:
 //! 1. `Store::growth_promised` is what all promises hold together.
 //! 2. One is granted only while metadata, what is dirty, and all promises are within the limit of growth; whoever else makes metadata grow
-//!    needs room beside all of them. Data leaves them their room from the next checkpoint on
+//!    needs room beside all of them. The limit is of what data has not been promised. Data leaves them their room from the next checkpoint on
 //!    ([`adapt_limits`](Store::adapt_limits)).
 //! 3. Who holds one is not refused for want of room when it begins ([`Store::begin_large`]). Should the limit have fallen since, or more be needed
 //!    than was estimated, that comes out of what metadata keeps free for cleaning, and is no more than what may be dirty at a time.

@@ -281,7 +281,7 @@ pub(crate) struct Space {
     /// The totals' reserve: what is one always, and what is kept besides. Changed under the checkpoint's lock.
     reserve: AtomicI64,
     kept: AtomicI64,
-    /// Free chunks that data leaves alone even when a promise stands for them.
+    /// Free chunks that data leaves alone even when a promise stands for them, unless metadata has room elsewhere.
     least_chunks: i64,
     /// Freed by an epoch that may not be durable yet.
     pending: Mutex<BTreeMap<u64, Vec<Extent>>>,
@@ -344,6 +344,11 @@ impl Space {
 
     pub fn free_chunks(&self) -> i64 {
         self.totals.free_chunks()
+    }
+
+    /// Free chunks that no promise needs.
+    pub fn unpromised_chunks(&self) -> i64 {
+        (self.free_chunks() - self.totals.promised_chunks()).max(0)
     }
 
     /// Free chunks that data leaves alone.
@@ -448,7 +453,8 @@ impl Space {
                 return Source::Load(chunk);
             }
             let convertible = || chunks.to_convert(tried);
-            if let Some(chunk) = self.has_spare().then(convertible).flatten() {
+            let may = tried.may_take_last() || self.has_spare();
+            if let Some(chunk) = may.then(convertible).flatten() {
                 chunks.free.remove(&chunk);
                 self.totals.begin_conversion();
                 return Source::Convert(chunk);

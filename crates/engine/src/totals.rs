@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! 1. Promises never exceed the available blocks plus the free chunks beyond the reserve, except
-//!    for chunks that metadata took since; those come out of the reserve.
+//!    for chunks that metadata took since; those come out of the reserve. What may grow counts no chunk that a
+//!    promise needs ([`Totals::promised_chunks`]); checkpoints take what they must.
 //! 2. What moves from one number to another leaves the one before it enters the other: blocks of
 //!    a converted chunk, and those that a promise is redeemed for. Who looks at the other number
 //!    first sees too little meanwhile, never the same block twice. Blocks of a retired chunk move
@@ -53,7 +54,19 @@ impl Totals {
         available + spare * self.chunk_blocks - promised
     }
 
+    /// Free chunks that promises need beside what is available: metadata does without them.
+    pub fn promised_chunks(&self) -> i64 {
+        let promised = self.promised.load(Ordering::SeqCst);
+        let missing = promised - self.available.load(Ordering::SeqCst);
+        let chunks = (missing + self.chunk_blocks - 1) / self.chunk_blocks;
+        (chunks - self.converting()).max(0)
+    }
+
     pub fn try_promise(&self, blocks: u64) -> bool {
+        // What is refused anyway is not missing for metadata meanwhile.
+        if blocks as i64 > self.chunk_blocks && self.promisable() < blocks as i64 {
+            return false;
+        }
         // Adds first and looks afterwards: of two that want the last blocks, one sees the other.
         self.promised.fetch_add(blocks as i64, Ordering::SeqCst);
         if self.promisable() < 0 {

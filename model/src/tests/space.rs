@@ -273,6 +273,23 @@ fn a_chunk_that_is_converted_can_be_promised_all_the_time() {
     }
 }
 
+/// Somebody wants more than there is, while another one looks at what promises leave of the free chunks.
+///
+/// Found when broken: `try_promise` adding what is refused anyway (all chunks were taken for promised, and files refused).
+#[test]
+fn what_is_refused_is_missing_for_nobody_meanwhile() {
+    check(3, || {
+        let totals = Arc::new(Totals::new(4, 3, 0, 4));
+        assert!(totals.try_promise(5));
+        let other = {
+            let totals = Arc::clone(&totals);
+            loom::thread::spawn(move || assert!(!totals.try_promise(100)))
+        };
+        assert_eq!(totals.promised_chunks(), 1);
+        other.join().unwrap();
+    });
+}
+
 /// Two want a promise of more than half, or one wants a promise and another the whole chunk.
 ///
 /// Found when broken: `try_promise` or `try_take` looking before they add; their accesses with acquire

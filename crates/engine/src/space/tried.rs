@@ -18,6 +18,8 @@ pub(crate) struct Tried {
     loads: u32,
     conversions: u32,
     error: Option<Error>,
+    /// One of the chunks that data leaves alone is for it now.
+    may_take_last: bool,
 }
 
 impl Tried {
@@ -49,6 +51,15 @@ impl Tried {
 
     pub fn is_passed_over(&self, chunk: u32) -> bool {
         self.unread.iter().any(|chunks| chunks.contains(&chunk))
+    }
+
+    /// Whether metadata does without one of the chunks that data leaves alone, when there is nothing else.
+    pub fn take_last(&mut self, may: bool) {
+        self.may_take_last = may;
+    }
+
+    pub(super) fn may_take_last(&self) -> bool {
+        self.may_take_last
     }
 
     /// Why less was found than there may be.

@@ -178,7 +178,7 @@ impl<C: Content> Store<C> {
     ) -> Result<Reservation<'_, C>, Error> {
         let shard = self.shard();
         let blocks = blocks.min(self.array.geometry().chunk_blocks);
-        let mut committed = false;
+        let (mut committed, mut last) = (false, false);
         let mut tried = Tried::default();
         loop {
             if let Some(extent) = self.space.take(shard, blocks, goal, &tried) {
@@ -196,7 +196,11 @@ impl<C: Content> Store<C> {
                 }
                 continue;
             }
-            match self.space.next_source(shard, &tried) {
+            let source = match last {
+                true => self.last_source(shard, &mut tried),
+                false => self.space.next_source(shard, &tried),
+            };
+            match source {
                 Source::Loaded => {}
                 Source::Load(chunk) => match self.load_space(chunk) {
                     Ok(()) => tried.made(chunk),
@@ -223,12 +227,22 @@ impl<C: Content> Store<C> {
                     self.release_retired();
                     self.give_way()?;
                 }
+                Source::None if promise.blocks() > 0 && !last => last = true,
                 Source::None => {
                     let error = tried.into_error().or_else(|| self.space.why_mapless());
                     return Err(error.unwrap_or(Error::NoSpace));
                 }
             }
         }
+    }
+
+    /// Of what data leaves alone it gets a chunk for a promise that nothing else is left for, if metadata has as much room without
+    /// that as cleaning is content with (`clean_up`): what it took since the promise was made may be free segments.
+    fn last_source(&self, shard: usize, tried: &mut Tried) -> Source {
+        let _one_looks_and_takes = self.trimming.lock();
+        let chunk = self.array.geometry().chunk_bytes() as i64;
+        tried.take_last(self.free_meta_bytes() - chunk >= self.clean_room() * 3 / 4);
+        self.space.next_source(shard, tried)
     }
 
     /// The space map that governs blocks taken just now. They are available again when it cannot be read now, or

@@ -1,7 +1,8 @@
 //! Room that data and metadata take from each other, and give back.
 
-use crate::world::{World, fill, free, take_all};
-use engine::StoreOptions;
+use crate::world::{Change, TestStore, World, change, create, fill, free, take_all};
+use engine::{Error, Need, StoreOptions};
+use format::Nid;
 
 /// Options as users have them, without threads.
 fn plain() -> StoreOptions {
@@ -34,4 +35,68 @@ fn chunks_that_are_emptied_after_a_remount_go_back_to_metadata() {
     store.close().unwrap();
     drop(store);
     world.check("after metadata had the chunks");
+}
+
+/// Promises so many blocks, or nearly: statfs counts what a promise cannot have.
+fn promise(store: &TestStore, mut blocks: u64) -> u64 {
+    loop {
+        match store.promise(blocks) {
+            Ok(promise) => return promise.into_blocks(),
+            Err(error) => assert!(matches!(error, Error::NoSpace), "{error}"),
+        }
+        blocks -= 64;
+    }
+}
+
+/// Takes what was promised.
+fn redeem(store: &TestStore, blocks: u64) {
+    let mut promise = store.adopt_promise(blocks);
+    while promise.blocks() > 0 {
+        let want = promise.blocks().min(64) as u32;
+        let left = promise.blocks();
+        let reservation = store.reserve(&mut promise, want, None);
+        let reservation = reservation.unwrap_or_else(|e| panic!("{left} of {blocks}: {e}"));
+        let mut op = store.begin(Need::Reclaim).unwrap();
+        op.take(reservation);
+        op.commit();
+    }
+}
+
+/// All data that may be promised, and a part of it.
+#[test]
+fn metadata_grows_beside_what_is_promised() {
+    let most = nodes_of_a_new_array(62);
+    for part in [1, 2, 8] {
+        let world = World::new(62, &[64]);
+        let store = world.open_with(plain()).unwrap();
+        let blocks = promise(&store, store.space().free_blocks / part);
+        let nodes = fill(&store, 1500).len() as u64;
+        // What is not promised is there for metadata.
+        let least = most as u64 * (part - 1) / part;
+        assert!(nodes * 100 >= least * 95, "{nodes} of {most}, 1/{part}");
+        redeem(&store, blocks);
+        store.close().unwrap();
+        drop(store);
+        world.check("after promises were redeemed beside metadata");
+    }
+}
+
+/// Nodes that change leave old images behind, and checkpoints take free chunks before they clean.
+#[test]
+fn metadata_that_changes_leaves_what_is_promised() {
+    let world = World::new(63, &[64]);
+    let store = world.open_with(plain()).unwrap();
+    let new = |i| create(&store, vec![i; 1500]).unwrap();
+    let nids: Vec<Nid> = (0..400).map(new).collect();
+    store.checkpoint().unwrap();
+    let blocks = promise(&store, store.space().free_blocks);
+    for value in 0..100 {
+        for nid in &nids {
+            change(&store, *nid, Need::Reclaim, Change::Set(0, value)).unwrap();
+        }
+    }
+    redeem(&store, blocks);
+    store.close().unwrap();
+    drop(store);
+    world.check("after promises were redeemed beside changes");
 }
