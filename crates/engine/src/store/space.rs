@@ -50,21 +50,26 @@ impl<C: Content> Store<C> {
         let settled = self.settled_epoch();
         self.space.release_through(settled, wait, |extent| {
             if self.options.discard {
-                self.discard(extent);
+                // A device that cannot discard loses speed, not data: warned of, not failed.
+                let _: Result<_, _> = self.discard(extent);
             }
         });
     }
 
-    /// A device that cannot discard loses speed, not data: warned of, not failed.
-    fn discard(&self, extent: Extent) {
+    fn discard(&self, extent: Extent) -> Result<(), Error> {
         let bytes = extent.len as u64 * format::BLOCK_SIZE as u64;
-        if let Err(error) = self.array.discard(extent.block.byte(), bytes) {
+        let done = self.array.discard(extent.block.byte(), bytes);
+        done.map_err(|error| {
             tracing::warn!("discard of {extent:?} failed: {error}");
-        }
+            error.into()
+        })
     }
 
     /// Discards all free space in runs of at least `least_blocks`; returns the bytes discarded. A run ends where
     /// chunks with and without data meet. Space whose freeing is not durable yet is left out, and what promises need.
+    ///
+    /// # Errors
+    /// The first one of a device, when it discarded nothing; what fails beside others is not among the bytes.
     pub fn trim(&self, least_blocks: u32) -> Result<u64, Error> {
         if self.options.read_only {
             return Err(Error::ReadOnly);
@@ -79,11 +84,15 @@ impl<C: Content> Store<C> {
                 tried.pass_over(chunks, error);
             }
         }
-        let mut blocks = 0;
+        let (mut blocks, mut failed) = (0, None);
+        let mut count = |done: Result<(), Error>, len: u32| match done {
+            Ok(()) => blocks += len as u64,
+            Err(error) => _ = failed.get_or_insert(error),
+        };
         for chunk in self.space.loaded_chunks() {
             let mut from = 0;
-            while let Some((run, end)) = self.discard_next(chunk, from, least_blocks.max(1)) {
-                blocks += run as u64;
+            while let Some((run, end, done)) = self.discard_next(chunk, from, least_blocks.max(1)) {
+                count(done, run);
                 from = end;
             }
         }
@@ -94,24 +103,32 @@ impl<C: Content> Store<C> {
             let _none = self.checkpoint_state.lock();
             let _promises_wait = self.trimming.lock();
             if self.space.take_free_chunk(chunk) {
-                self.discard(Extent {
+                let done = self.discard(Extent {
                     block: geometry.chunk_block(chunk),
                     len,
                 });
                 self.space.give_free_chunk(chunk);
-                blocks += len as u64;
+                count(done, len);
             }
         }
-        Ok(blocks * format::BLOCK_SIZE as u64)
+        match failed {
+            Some(error) if blocks == 0 => Err(error),
+            _ => Ok(blocks * format::BLOCK_SIZE as u64),
+        }
     }
 
-    /// Discards a chunk's next run of at least `least` free blocks; returns how many, and where to go on.
-    fn discard_next(&self, chunk: u32, from: u32, least: u32) -> Option<(u32, u32)> {
+    /// Discards a chunk's next run of at least `least` free blocks; returns how many, where to go on, and what came of it.
+    fn discard_next(
+        &self,
+        chunk: u32,
+        from: u32,
+        least: u32,
+    ) -> Option<(u32, u32, Result<(), Error>)> {
         let _promises_wait = self.trimming.lock();
         let (run, end) = self.space.take_run(chunk, from, least)?;
-        self.discard(run);
+        let done = self.discard(run);
         self.space.give(run);
-        Some((run.len, end))
+        Some((run.len, end, done))
     }
 
     /// Sets space aside for data to be allocated later.

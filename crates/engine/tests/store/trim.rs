@@ -5,14 +5,14 @@ use base::sync::{Mutex, rank};
 use base::thread::{parallel, yield_now};
 use device::sim::SimDevice;
 use device::{Array, BlockDevice, DeviceInfo, Request};
-use engine::{Need, Store};
+use engine::{Error, Need, Store};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-type Hook = Box<dyn FnOnce() + Send>;
+type Hook = Box<dyn FnMut() -> io::Result<()> + Send>;
 
-/// Calls back, once, while it discards.
+/// Calls back while it discards, once or for as long as that fails, and fails with it.
 struct Discards {
     device: Arc<SimDevice>,
     hook: Arc<Mutex<Option<Hook>>>,
@@ -45,8 +45,11 @@ impl BlockDevice for Discards {
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         let hook = self.hook.lock().take();
-        if let Some(hook) = hook {
-            hook();
+        if let Some(mut hook) = hook
+            && let Err(error) = hook()
+        {
+            *self.hook.lock() = Some(hook);
+            return Err(error);
         }
         self.device.discard(offset, len)
     }
@@ -94,6 +97,7 @@ fn promises_hold_while_free_space_is_discarded() {
                 let reservation = redeeming.reserve(&mut promise, 32, None);
                 reservations.push(reservation.expect("a promise holds"));
             }
+            Ok(())
         }) as Hook);
         store.trim(1).unwrap();
         assert!(hook.lock().is_none(), "nothing is discarded");
@@ -117,6 +121,7 @@ fn space_that_is_being_discarded_is_not_missing() {
     *hook.lock() = Some(Box::new(move || {
         begins.store(true, Ordering::SeqCst);
         base::clock::nap(50_000_000);
+        Ok(())
     }) as Hook);
     let outcomes = parallel(2, |me| {
         if me == 0 {
@@ -128,6 +133,37 @@ fn space_that_is_being_discarded_is_not_missing() {
         store.promise(1).map(drop)
     });
     assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+}
+
+/// A device that refused all of it was said to have discarded everything.
+#[test]
+fn what_could_not_be_discarded_is_not_told_as_discarded() {
+    let (hook, store) = open(28);
+    let mut held = take_all(&store, 32);
+    take_all(&store, 1);
+    held.sort();
+    free(&store, [held[0], held[2]]);
+    store.sync().unwrap();
+    let all = store.trim(32).unwrap();
+    let refuse = |times: u32| {
+        let mut asked = 0;
+        *hook.lock() = Some(Box::new(move || {
+            asked += 1;
+            match asked <= times {
+                true => Err(io::Error::other("refused")),
+                false => Ok(()),
+            }
+        }) as Hook);
+    };
+    // Free runs of data chunks come first.
+    refuse(1);
+    assert_eq!(store.trim(32).unwrap(), all - 32 * 4096);
+    refuse(u32::MAX);
+    let outcome = store.trim(32);
+    assert!(matches!(outcome, Err(Error::Device(_))), "{outcome:?}");
+    *hook.lock() = None;
+    assert_eq!(store.trim(32).unwrap(), all);
+    assert!(store.failed().is_none());
 }
 
 /// Free chunks were discarded whatever the least run was.
