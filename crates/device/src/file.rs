@@ -858,7 +858,7 @@ mod tests {
         let gate = Arc::new(std::sync::Barrier::new(3));
         for _ in 0..2 {
             let gate = Arc::clone(&gate);
-            pool.give(move || drop(gate.wait()));
+            pool.give(move || _ = gate.wait());
         }
         let mut queues = Queues::new(&array, 1, 1).unwrap();
         let flight = Flight {

@@ -386,3 +386,9 @@ fn requests_that_wait_do_so_together() {
         assert!(is_all(&bytes[5000..5100], 2) && is_all(&bytes[5100..], 1));
     }
 }
+
+/// Transfers that devices were asked for.
+pub fn device_reads(fs: &FileSystem) -> u64 {
+    let stats = fs.store().array().stats();
+    stats.devices.iter().map(|device| device.reads).sum()
+}

@@ -93,9 +93,3 @@ impl World {
         self.open()
     }
 }
-
-/// Transfers that devices were asked for.
-pub fn device_reads(fs: &FileSystem) -> u64 {
-    let stats = fs.store().array().stats();
-    stats.devices.iter().map(|device| device.reads).sum()
-}

@@ -13,9 +13,10 @@ mod writing;
 
 use base::rng::Rng;
 use base::sync::{Condvar, Mutex, rank};
+use cached::device_reads;
 use device::{AlignedBuf, Array, BlockDevice, Operation, Topology, sim::SimDevice, sim::Times};
 use fs::{Caller, Completion, Error, FileSystem, IoContext, OpenFile, ROOT, Request};
-use machine::{World, device_reads};
+use machine::World;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::pin;
