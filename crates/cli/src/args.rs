@@ -162,7 +162,7 @@ pub struct Umount {
 /// memory. Nothing is written without --repair or --preen; a repair is made in memory, and
 /// written in one step, so that an interruption leaves the array as it was, or repaired.
 ///
-/// A device both copies of whose label are gone, by a partition table written to the wrong disk say, gets its label again by --repair
+/// A device both copies of whose label are gone, by a partition table written to the wrong disk say, gets its label again by --relabel
 /// with all devices of the file system named one by one, if the metadata on it proves that it is the missing device.
 #[derive(Args, Debug)]
 #[command(
@@ -189,6 +189,9 @@ pub struct Fsck {
     /// Change nothing; with --repair, --preen or --relabel: show what would be done, and exit with 4 if that is anything
     #[arg(short = 'n', long)]
     pub dry_run: bool,
+    /// As fsck(8) has it called: what nobody asked for by name is not done, which is to accept the state of a device that was put back to an old copy
+    #[arg(long, hide = true)]
+    pub unattended: bool,
     /// Check only that all devices are there and can be mounted, as at system start
     #[arg(long, conflicts_with_all = ["repair", "preen", "json"])]
     pub quick: bool,

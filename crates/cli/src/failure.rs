@@ -2,8 +2,10 @@
 
 use std::io;
 
+use device::Array;
 use serde::Serialize;
 
+use crate::fsck::is_outdated;
 use crate::output::{one_line, shown, tell};
 
 /// Errors are left on the devices.
@@ -96,14 +98,15 @@ impl Failure {
         self
     }
 
-    /// A file system on these devices does not open, or not for writing. Of damage, with what tells more, and what a repair would do.
-    pub fn unopened(error: fs::Error, devices: &[String]) -> Self {
+    /// A file system does not open, or not for writing. Of damage, with what tells more, and what a repair would do; of a device that was put
+    /// back to an old copy the error itself tells the remedy.
+    pub fn unopened(error: fs::Error, array: &Array) -> Self {
         let damaged = matches!(error, fs::Error::Damage(_) | fs::Error::Damaged { .. });
         let failure = Failure::from(error);
-        if !damaged {
+        if !damaged || is_outdated(array) {
             return failure;
         }
-        let devices = devices.join(" ");
+        let devices = array.device_names().join(" ");
         failure.after(format!(
             "the file system is damaged: `sheaf fsck {devices}` says where, and `sheaf fsck --repair -n {devices}` what a repair would do"
         ))

@@ -23,6 +23,15 @@ const CLEAN: u8 = 0;
 const CORRECTED: u8 = 1;
 const UNCORRECTED: u8 = failure::DAMAGED;
 
+/// What to do of devices that were put back to old copies.
+const REATTACH: &str =
+    "attach the latest state of each device; `sheaf fsck --repair` only if that is gone";
+
+/// Whether a device is older than the array: then it does not open, and a repair would lose what the latest state of that device has.
+pub fn is_outdated(array: &Array) -> bool {
+    !engine::outdated(array).is_empty()
+}
+
 /// The report as `--json` shows it.
 #[derive(Serialize)]
 struct Shown {
@@ -30,10 +39,14 @@ struct Shown {
     label: String,
     /// 0 sound, 1 all that was wrong is corrected, 4 errors are left, or something is to be repaired (`-n`).
     exit_code: u8,
-    unmounted_cleanly: bool,
-    journal_records_replayed: u64,
+    /// `null`, as all counts, if nothing could be read.
+    unmounted_cleanly: Option<bool>,
+    journal_records_replayed: Option<u64>,
     #[serde(skip)]
     refuses_writes: bool,
+    /// A device was put back to an old copy.
+    #[serde(skip)]
+    is_outdated: bool,
     findings: Vec<ShownFinding>,
     more_findings: u64,
     /// The actions were carried out; else they would be.
@@ -46,16 +59,16 @@ struct Shown {
     actions: Vec<ShownAction>,
     more_actions: u64,
     refused: Option<Refused>,
-    files: u64,
-    folders: u64,
-    symlinks: u64,
-    special_files: u64,
-    orphans: u64,
-    names: u64,
-    nodes: u64,
+    files: Option<u64>,
+    folders: Option<u64>,
+    symlinks: Option<u64>,
+    special_files: Option<u64>,
+    orphans: Option<u64>,
+    names: Option<u64>,
+    nodes: Option<u64>,
     /// In bytes, as the next.
-    data_size: u64,
-    metadata_size: u64,
+    data_size: Option<u64>,
+    metadata_size: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -85,13 +98,17 @@ struct Refused {
 
 impl Shown {
     fn new(array: &Array, report: &Report, exit_code: u8) -> Shown {
+        // Of what did not open nothing is known.
+        let opened = report.worst() != Some(Severity::Fatal);
+        let known = |count: u64| opened.then_some(count);
         Shown {
             uuid: device::uuid_text(&array.uuid()),
             label: device::label_name(array.label()),
             exit_code,
-            unmounted_cleanly: report.clean,
-            journal_records_replayed: report.recovery.records,
+            unmounted_cleanly: opened.then_some(report.clean),
+            journal_records_replayed: known(report.recovery.records),
             refuses_writes: report.refuses_writes,
+            is_outdated: !opened && is_outdated(array),
             findings: findings(report),
             more_findings: report.more_findings,
             repaired: false,
@@ -100,15 +117,15 @@ impl Shown {
             actions: Vec::new(),
             more_actions: 0,
             refused: None,
-            files: report.files,
-            folders: report.directories,
-            symlinks: report.symlinks,
-            special_files: report.specials,
-            orphans: report.orphans,
-            names: report.names,
-            nodes: report.nodes,
-            data_size: report.blocks * format::BLOCK_SIZE as u64,
-            metadata_size: report.metadata_bytes,
+            files: known(report.files),
+            folders: known(report.directories),
+            symlinks: known(report.symlinks),
+            special_files: known(report.specials),
+            orphans: known(report.orphans),
+            names: known(report.names),
+            nodes: known(report.nodes),
+            data_size: known(report.blocks * format::BLOCK_SIZE as u64),
+            metadata_size: known(report.metadata_bytes),
         }
     }
 }
@@ -221,6 +238,18 @@ fn repaired(paths: &[PathBuf], args: &Fsck) -> Result<Shown, Failure> {
         lossless: args.preen,
         ..RepairOptions::default()
     };
+    // Nobody is there who would know whether the latest state is still to be had.
+    if (args.unattended || args.preen) && is_outdated(&array) {
+        let report = examine(&array)?;
+        let mut shown = Shown::new(&array, &report, UNCORRECTED);
+        shown.refused = Some(Refused {
+            why:
+                "the old state of a device would be accepted, and what was written to it since lost"
+                    .into(),
+            remedy: REATTACH.into(),
+        });
+        return Ok(shown);
+    }
     let bar = Bar::new();
     let report = repair(&array, &options, &|now: Progress| bar.show(now));
     bar.0.finish_and_clear();
@@ -290,7 +319,8 @@ pub fn open(paths: &[PathBuf]) -> Result<Arc<Array>, Failure> {
 
 /// All devices are there, and what is on them opens.
 fn quick(paths: &[PathBuf]) -> Outcome {
-    match FileSystem::open(open(paths)?, FsOptions::default().read_only()) {
+    let array = open(paths)?;
+    match FileSystem::open(Arc::clone(&array), FsOptions::default().read_only()) {
         Ok(fs) => {
             // A mount that may write refuses that.
             let unread = fs.store().unread();
@@ -302,9 +332,14 @@ fn quick(paths: &[PathBuf]) -> Outcome {
                 ))),
             }
         }
-        Err(error @ (fs::Error::Damage(_) | fs::Error::Damaged { .. })) => Err(Failure::damaged(
-            format!("{error}; `sheaf fsck --repair` corrects what can be corrected"),
-        )),
+        Err(error @ (fs::Error::Damage(_) | fs::Error::Damaged { .. })) => {
+            let failure = Failure::damaged(error.to_string());
+            Err(match is_outdated(&array) {
+                // Which tells the remedy.
+                true => failure,
+                false => failure.after("`sheaf fsck --repair` corrects what can be corrected"),
+            })
+        }
         Err(error) => Err(error.into()),
     }
 }
@@ -384,32 +419,47 @@ fn text(shown: &Shown) -> String {
             refused.why, refused.remedy
         );
     }
-    // Of what did not open nothing is known.
-    let opened = shown.findings.iter().all(|f| f.severity != "fatal");
-    if opened && !shown.unmounted_cleanly {
+    if let (Some(false), Some(records)) = (shown.unmounted_cleanly, shown.journal_records_replayed)
+    {
         let then = match shown.refuses_writes {
             true => "no mount writes them before a repair",
             false => "the next mount writes them",
         };
         text += &format!(
-            "not unmounted cleanly; {} journal records were replayed in memory, {then}\n",
-            shown.journal_records_replayed
+            "not unmounted cleanly; {records} journal records were replayed in memory, {then}\n"
         );
     }
-    text += &format!(
+    text += &counts(shown).unwrap_or_default();
+    text += &verdict(shown);
+    text
+}
+
+/// What there is; nothing of what could not be read.
+fn counts(shown: &Shown) -> Option<String> {
+    Some(format!(
         "{}, {}, {}, {}; {} of data, {} of metadata\n",
-        size::counted(shown.files, "file"),
-        size::counted(shown.folders, "folder"),
-        size::counted(shown.symlinks, "symbolic link"),
-        size::counted(shown.special_files, "special file"),
-        size::text(shown.data_size),
-        size::text(shown.metadata_size),
-    );
-    text += match shown.exit_code {
+        size::counted(shown.files?, "file"),
+        size::counted(shown.folders?, "folder"),
+        size::counted(shown.symlinks?, "symbolic link"),
+        size::counted(shown.special_files?, "special file"),
+        size::text(shown.data_size?),
+        size::text(shown.metadata_size?),
+    ))
+}
+
+/// The last line.
+fn verdict(shown: &Shown) -> String {
+    let text = match shown.exit_code {
         CLEAN => "no errors\n",
         CORRECTED => "all errors corrected\n",
         _ if shown.repaired && shown.labels_written == 0 => "ERRORS LEFT by the repair\n",
+        _ if shown.is_outdated && shown.planned => {
+            return format!(
+                "TO BE REPAIRED: nothing was written; before you do without `-n` {REATTACH}\n"
+            );
+        }
         _ if shown.refused.is_some() => "ERRORS LEFT, for the reason above\n",
+        _ if shown.is_outdated => return format!("ERRORS LEFT: {REATTACH}\n"),
         _ if shown.planned && shown.actions.iter().all(|action| action.kind == "label") => {
             "TO BE REPAIRED: nothing was written; without `-n` labels are written again, and nothing else\n"
         }
@@ -420,5 +470,5 @@ fn text(shown: &Shown) -> String {
             "ERRORS LEFT: `sheaf fsck --repair` corrects what can be corrected, `-n` with it shows what that is\n"
         }
     };
-    text
+    text.to_owned()
 }

@@ -85,7 +85,7 @@ fn mount(arguments: &[OsString]) -> Result<Vec<OsString>, Failure> {
 
 /// fsck(8) and the system's start pass options of other checkers: -a and -p ask for what can be
 /// done without questions, which here is the quick check, or with -f a check that repairs what
-/// loses nothing; -y repairs, -n changes nothing.
+/// loses nothing; -y repairs, but accepts no device that was put back to an old copy, -n changes nothing.
 fn fsck(arguments: &[OsString]) -> Vec<OsString> {
     let (mut automatic, mut force) = (false, false);
     let mut out = Vec::new();
@@ -107,6 +107,9 @@ fn fsck(arguments: &[OsString]) -> Vec<OsString> {
         (true, false) => out.insert(0, OsString::from("--quick")),
         (true, true) => out.insert(0, OsString::from("--preen")),
         _ => {}
+    }
+    if asked {
+        out.insert(0, OsString::from("--unattended"));
     }
     out
 }
@@ -192,11 +195,11 @@ mod tests {
         );
         assert_eq!(
             translated("fsck.sheaf -fy /dev/sda"),
-            "sheaf fsck -y /dev/sda"
+            "sheaf fsck --unattended -y /dev/sda"
         );
         assert_eq!(
             translated("fsck.sheaf -y /dev/sda"),
-            "sheaf fsck -y /dev/sda"
+            "sheaf fsck --unattended -y /dev/sda"
         );
         // As of all checkers; it asked for the devices.
         assert_eq!(translated("fsck.sheaf -V"), "sheaf fsck -V");

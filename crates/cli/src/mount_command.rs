@@ -447,7 +447,7 @@ fn open(array: &Arc<Array>, options: FsOptions) -> Result<Arc<FileSystem>, Failu
         );
     }
     let fs = FileSystem::open(Arc::clone(array), options);
-    let fs = fs.map_err(|error| Failure::unopened(error, &array.device_names()))?;
+    let fs = fs.map_err(|error| Failure::unopened(error, array))?;
     let report = fs.recovery();
     if !report.clean {
         let told = format!(

@@ -48,8 +48,8 @@ impl Offline {
             gid: rustix::process::getgid().as_raw(),
             ..Caller::root()
         };
-        let names = array.device_names();
-        let fs = FileSystem::open(array, options).map_err(|e| Failure::unopened(e, &names))?;
+        let fs = FileSystem::open(Arc::clone(&array), options);
+        let fs = fs.map_err(|error| Failure::unopened(error, &array))?;
         Ok(Offline { fs, occupied, who })
     }
 

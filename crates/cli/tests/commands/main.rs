@@ -6,6 +6,7 @@ mod damaged;
 mod interrupted;
 mod labels;
 mod named;
+mod outdated;
 mod refused;
 mod repair;
 mod said;
