@@ -130,6 +130,9 @@ pub struct Mount {
     /// Write the daemon's process id to this file once the mount is usable
     #[arg(long, value_name = "FILE")]
     pub pid_file: Option<PathBuf>,
+    /// Without a device that is not there nothing is mounted, and that is no failure: what `nofail` means to mount(8)
+    #[arg(long, hide = true)]
+    pub may_be_absent: bool,
     /// The daemon's side of a mount: the word to its parent goes to standard output
     #[arg(long, hide = true)]
     pub daemon: bool,

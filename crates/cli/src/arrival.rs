@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use base::clock::{Clock, ns_of};
 
-use crate::devices::{self, pause};
-use crate::failure::USAGE;
+use crate::devices::{self, Access, pause};
+use crate::failure::{Failure, USAGE};
 use crate::output::{shown, tell};
 
 /// Between two looks.
@@ -35,6 +35,12 @@ pub fn wait(given: &[PathBuf], timeout: Duration) {
         }
         pause(PAUSE.min(left));
     }
+}
+
+/// What is said of a device that is not there; nothing if all are, whatever else may be wrong with them.
+pub fn absent(given: &[PathBuf]) -> Option<Failure> {
+    let looked = devices::find(given).and_then(|paths| devices::look(&paths, Access::default()));
+    looked.err().filter(Failure::is_of_absent_device)
 }
 
 /// Whether nothing can be missing that could still appear.

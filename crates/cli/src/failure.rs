@@ -30,6 +30,7 @@ pub struct Failure {
     code: u8,
     /// One line, whatever names are in it, but of what has lines of its own ([`followed_by`](Self::followed_by)).
     message: Option<String>,
+    absent_device: bool,
 }
 
 impl Failure {
@@ -52,6 +53,7 @@ impl Failure {
         Failure {
             code,
             message: Some(one_line(message)),
+            absent_device: false,
         }
     }
 
@@ -60,6 +62,7 @@ impl Failure {
         Failure {
             code,
             message: None,
+            absent_device: false,
         }
     }
 
@@ -90,6 +93,11 @@ impl Failure {
 
     pub fn code(&self) -> u8 {
         self.code
+    }
+
+    /// A device, or the file system that is named, is not there.
+    pub fn is_of_absent_device(&self) -> bool {
+        self.absent_device
     }
 
     /// With another exit code.
@@ -136,6 +144,17 @@ impl Failure {
     }
 }
 
+fn is_of_absent_device(error: &device::Error) -> bool {
+    match error {
+        device::Error::NotFound { .. } | device::Error::Missing { .. } => true,
+        device::Error::Open { source, .. } => matches!(
+            source.raw_os_error(),
+            Some(libc::ENOENT | libc::ENXIO | libc::ENODEV | libc::ENOMEDIUM)
+        ),
+        _ => false,
+    }
+}
+
 impl From<device::Error> for Failure {
     fn from(error: device::Error) -> Self {
         match error {
@@ -143,7 +162,10 @@ impl From<device::Error> for Failure {
             | device::Error::NoDevices
             | device::Error::NameTooLong { .. }
             | device::Error::ControlInName { .. } => Failure::usage(error.to_string()),
-            error => Failure::new(error.to_string()),
+            error => Failure {
+                absent_device: is_of_absent_device(&error),
+                ..Failure::new(error.to_string())
+            },
         }
     }
 }

@@ -1,20 +1,40 @@
 //! The names that mount(8), umount(8), mkfs(8) and fsck(8) call: `mount.sheaf`, `umount.fuse.sheaf`, `umount.fuseblk.sheaf`, `mkfs.sheaf` and
 //! `fsck.sheaf` are this program under another name. Their conventions are turned into the
-//! arguments of the commands.
+//! arguments of the commands, and exit codes into theirs: those of mount(8) and umount(8) are not those of fsck(8).
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, USAGE};
+
+/// What umount(8) calls, by the type that the mount table has.
+const UMOUNT: [&str; 3] = ["umount.sheaf", "umount.fuse.sheaf", "umount.fuseblk.sheaf"];
+
+/// To mount(8) and umount(8): called wrongly.
+const MOUNT_USAGE: u8 = 1;
+/// To them: what was asked for did not happen.
+const MOUNT_FAILED: u8 = 32;
+
+/// The name by which this program was called.
+pub fn called_as(arguments: &[OsString]) -> String {
+    let program = arguments.first().map(Path::new);
+    let name = program.and_then(Path::file_name).and_then(OsStr::to_str);
+    name.unwrap_or("sheaf").to_owned()
+}
+
+/// A command's exit code as who calls this name understands it.
+pub fn exit_code(name: &str, code: u8) -> u8 {
+    match code {
+        code if name != "mount.sheaf" && !UMOUNT.contains(&name) => code,
+        0 => 0,
+        USAGE => MOUNT_USAGE,
+        _ => MOUNT_FAILED,
+    }
+}
 
 /// The arguments as if `sheaf` had been called.
 pub fn translate(arguments: Vec<OsString>) -> Result<Vec<OsString>, Failure> {
-    let name = arguments
-        .first()
-        .and_then(|program| Path::new(program).file_name())
-        .and_then(OsStr::to_str)
-        .unwrap_or("sheaf")
-        .to_owned();
+    let name = called_as(&arguments);
     let rest = arguments.get(1..).unwrap_or_default();
     match name.as_str() {
         "mkfs.sheaf" => Ok(command("mkfs", rest.to_vec())),
@@ -24,9 +44,7 @@ pub fn translate(arguments: Vec<OsString>) -> Result<Vec<OsString>, Failure> {
             Ok(command("fsck", vec![OsString::from("-V")]))
         }
         "fsck.sheaf" => Ok(command("fsck", fsck(rest))),
-        "umount.sheaf" | "umount.fuse.sheaf" | "umount.fuseblk.sheaf" => {
-            Ok(command("umount", umount(rest)))
-        }
+        name if UMOUNT.contains(&name) => Ok(command("umount", umount(rest))),
         _ => Ok(arguments),
     }
 }
@@ -53,7 +71,7 @@ fn mount(arguments: &[OsString]) -> Result<Vec<OsString>, Failure> {
     // Of options that contradict each other the last counts.
     let mut out = ["-o", PATIENCE].map(OsString::from).to_vec();
     let mut places = Vec::new();
-    let mut fake = false;
+    let (mut fake, mut may_be_absent) = (false, false);
     let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
         let mut value = || {
@@ -63,7 +81,12 @@ fn mount(arguments: &[OsString]) -> Result<Vec<OsString>, Failure> {
                 .ok_or_else(|| Failure::usage(format!("{} needs a value", argument.display())))
         };
         match argument.to_str() {
-            Some("-o") => out.extend([OsString::from("-o"), value()?]),
+            Some("-o") => {
+                let options = value()?;
+                let mut each = options.as_encoded_bytes().split(|byte| *byte == b',');
+                may_be_absent |= each.any(|option| option.trim_ascii() == b"nofail");
+                out.extend([OsString::from("-o"), options]);
+            }
             Some("-t" | "-N") => drop(value()?),
             Some(flags) if is_flags(flags, "sfnv") => fake |= flags.contains('f'),
             Some(option) if option.starts_with('-') => out.push(argument.clone()),
@@ -77,6 +100,9 @@ fn mount(arguments: &[OsString]) -> Result<Vec<OsString>, Failure> {
         return Err(Failure::usage(
             "usage: mount.sheaf DEVICE DIRECTORY [-o OPTIONS]",
         ));
+    }
+    if may_be_absent {
+        out.push(OsString::from("--may-be-absent"));
     }
     out.push(OsString::from("--"));
     out.extend(places);

@@ -42,6 +42,12 @@ use failure::{Failed, Failure, Outcome, USAGE};
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
+    let name = helper::called_as(&arguments);
+    let code = called(arguments);
+    ExitCode::from(helper::exit_code(&name, code))
+}
+
+fn called(arguments: Vec<OsString>) -> u8 {
     let json = wants_json(&arguments);
     let arguments = match helper::translate(arguments) {
         Ok(arguments) => arguments,
@@ -52,7 +58,7 @@ fn main() -> ExitCode {
         Err(error) => return refuse_usage(&error, json),
     };
     match run(sheaf) {
-        Ok(code) => ExitCode::from(code),
+        Ok(code) => code,
         Err(failure) => report(&failure, json),
     }
 }
@@ -87,11 +93,11 @@ fn run(sheaf: Sheaf) -> Outcome {
 }
 
 /// Help and version go to standard output and are a success; the rest is a usage error.
-fn refuse_usage(error: &clap::Error, json: bool) -> ExitCode {
+fn refuse_usage(error: &clap::Error, json: bool) -> u8 {
     // A closed pipe is no reason to complain.
     let _ = error.print();
     if !error.use_stderr() {
-        return ExitCode::SUCCESS;
+        return 0;
     }
     if json {
         let text = error.to_string();
@@ -102,15 +108,15 @@ fn refuse_usage(error: &clap::Error, json: bool) -> ExitCode {
             exit_code: USAGE,
         });
     }
-    ExitCode::from(USAGE)
+    USAGE
 }
 
-fn report(failure: &Failure, json: bool) -> ExitCode {
+fn report(failure: &Failure, json: bool) -> u8 {
     failure.tell();
     if let (true, Some(failed)) = (json, failure.shown()) {
         show_failure(&failed);
     }
-    ExitCode::from(failure.code())
+    failure.code()
 }
 
 fn show_failure(failed: &Failed<'_>) {

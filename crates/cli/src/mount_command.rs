@@ -32,6 +32,14 @@ pub fn run(args: &Mount) -> Outcome {
     let settings = Settings::parse(args)?;
     let (given, _) = places(args)?;
     arrival::wait(given, settings.device_timeout);
+    if args.may_be_absent
+        && let Some(absent) = arrival::absent(given)
+    {
+        absent
+            .after("nothing is mounted, which is no failure with nofail")
+            .tell();
+        return Ok(0);
+    }
     match args.foreground {
         true => serve(args),
         false => daemon::start(&daemon_arguments()?),
@@ -344,7 +352,8 @@ fn serve(args: &Mount) -> Outcome {
     }
     let (given, mountpoint) = places(args)?;
     // Before the devices are opened: the kernel may hold the first for a mount that is dead.
-    mount::clean_up(mountpoint)?;
+    // Before anything is written, too: where nothing can be mounted a copy that was made of a device is still no old one.
+    mount::check_mountpoint(mountpoint)?;
     let paths = absolute(&devices::find(given)?)?;
     mount::become_io_flusher();
     mount::spare_from_oom_killer();

@@ -45,7 +45,8 @@ use std::sync::Arc;
 pub use atomic::ioctl as atomic_ioctl;
 pub use live::Live;
 pub use mounting::{
-    DeviceClaim, Insist, Unmounter, clean_up, is_stale_mount, unmount, unmount_now,
+    DeviceClaim, Insist, Unmounter, check_mountpoint, clean_up, is_stale_mount, unmount,
+    unmount_now,
 };
 pub use options::{AtimePolicy, FuseIo, MountOptions};
 pub use outcome::Outcome;

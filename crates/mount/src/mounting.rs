@@ -1,9 +1,11 @@
 //! Mounting, unmounting, and cleaning up after a daemon that died.
 //!
 //! Root mounts with mount(2); others through `fusermount3`, which is set-uid and hands the
-//! mounted descriptor back over a socket. A remount can only change what the kernel itself
-//! enforces (`ro`, `nosuid` …) and never reaches the daemon, so that `remount` is refused:
-//! unmount and mount again.
+//! mounted descriptor back over a socket.
+//!
+//! A remount changes what the kernel itself enforces (`ro`, `nosuid` …) and never reaches the daemon. mount(8) asks the kernel for that, as the type
+//! in its table, `fuse.sheaf`, has no program of ours: options that the kernel does not know are lost there without a word. Where this code is
+//! given `remount` it refuses: unmount and mount again.
 
 use std::ffi::{CString, OsStr};
 use std::fs::File;
@@ -211,7 +213,7 @@ pub fn clean_up(mountpoint: &Path) -> Result<(), Error> {
 }
 
 /// Cleans up after a dead daemon; what is left must be a directory.
-fn check_mountpoint(mountpoint: &Path) -> Result<(), Error> {
+pub fn check_mountpoint(mountpoint: &Path) -> Result<(), Error> {
     clean_up(mountpoint)?;
     let error = match std::fs::metadata(mountpoint) {
         Ok(meta) if meta.is_dir() => return Ok(()),

@@ -3,6 +3,7 @@
 mod copied;
 mod daemons;
 mod damaged;
+mod helpers;
 mod interrupted;
 mod labels;
 mod named;
@@ -14,7 +15,6 @@ mod unmounted;
 mod untold;
 
 use std::fs::{self, Permissions};
-use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -899,69 +899,5 @@ fn images_are_used_where_direct_io_takes_larger_blocks_than_where_they_were_made
         assert_eq!(fs::read(&back).unwrap(), b"moved");
         cp(&images, [file.to_str().unwrap(), ":/more"]);
         sheaf(&["fsck"], &[], &images).succeeds().says("2 files");
-    }
-}
-
-/// The program under the name by which mount(8) calls it. The mount itself fails in any case, for want of a folder
-/// for the socket, once the array has been opened.
-fn mount_helper(array: &Array, options: &str) -> Command {
-    let at = array.path("mnt");
-    fs::create_dir_all(&at).unwrap();
-    let helper = array.path("mount.sheaf");
-    if !helper.is_symlink() {
-        symlink(env!("CARGO_BIN_EXE_sheaf"), &helper).unwrap();
-    }
-    let socket = array.path("none/socket");
-    let mut command = Command::new(helper);
-    command.arg(&array.images[0]).arg(at);
-    command.args(["-o", &format!("{options},metrics={}", socket.display())]);
-    command
-}
-
-const WAITING: &str = "waiting up to";
-
-/// Devices that appear after the first, as at system start, were not waited for.
-#[test]
-fn mount_8_waits_for_a_device_that_appears_late() {
-    let array = Array::made(2);
-    let away = array.path("away");
-    fs::create_dir(&away).unwrap();
-    let away = away.join("late.img");
-    fs::rename(&array.images[1], &away).unwrap();
-    let mut command = mount_helper(&array, "device_timeout=600");
-    let mut mount = command.stderr(Stdio::piped()).spawn().unwrap();
-    let mut said = BufReader::new(mount.stderr.take().unwrap());
-    let mut line = String::new();
-    said.read_line(&mut line).unwrap();
-    assert!(line.contains(WAITING) && line.contains("600 s"), "{line}");
-    fs::rename(&away, &array.images[1]).unwrap();
-    let mut rest = String::new();
-    said.read_to_string(&mut rest).unwrap();
-    assert_eq!(mount.wait().unwrap().code(), Some(OPERATIONAL));
-    assert!(rest.contains("none/socket"), "it is opened: {rest}");
-}
-
-#[test]
-fn a_device_that_does_not_appear_is_named_when_the_time_is_over_and_else_at_once() {
-    let array = Array::made(2);
-    let away = array.path("away");
-    fs::create_dir(&away).unwrap();
-    fs::rename(&array.images[1], away.join("late.img")).unwrap();
-    let ran = Ran(mount_helper(&array, "device_timeout=0.1").output().unwrap());
-    ran.exits(OPERATIONAL).says(WAITING).says("missing");
-    let told = mount_helper(&array, "device_timeout=0").output().unwrap();
-    let paths = [array.images[0].clone(), array.path("mnt")];
-    for ran in [Ran(told), sheaf(&["mount"], &[], &paths)] {
-        let ran = ran.exits(OPERATIONAL).says("missing");
-        assert!(!ran.to_string().contains(WAITING), "{ran}");
-    }
-    // Nor is there anything to wait for in an array that is whole, or in what is none.
-    fs::rename(away.join("late.img"), &array.images[1]).unwrap();
-    let whole = Ran(mount_helper(&array, "noatime").output().unwrap());
-    fs::write(&array.images[0], [0; 1 << 20]).unwrap();
-    let none = Ran(mount_helper(&array, "noatime").output().unwrap());
-    for ran in [whole.says("none/socket"), none] {
-        let ran = ran.exits(OPERATIONAL);
-        assert!(!ran.to_string().contains(WAITING), "{ran}");
     }
 }
