@@ -1,4 +1,5 @@
-//! Where messages go: standard error, a file, or the system log by its socket.
+//! Where messages go: standard error, a file, or the system log: by its socket, or where nobody listens at that, as in a container or early at
+//! system start, by the kernel's log.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -11,10 +12,14 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
 use crate::failure::Failure;
+use crate::output::tell;
 
 /// The variable that chooses what is logged, as `tracing` filters are written.
 const VARIABLE: &str = "SHEAF_LOG";
 const SYSTEM_LOG: &str = "/dev/log";
+const KERNEL_LOG: &str = "/dev/kmsg";
+/// Of a longer message the kernel takes nothing.
+const KERNEL_LOG_BYTES: usize = 900;
 /// The facility "daemon" of syslog(3).
 const FACILITY: u8 = 3 << 3;
 
@@ -23,7 +28,7 @@ pub enum Target<'a> {
     /// Warnings and worse of a command that the user waits for.
     Terminal,
     File(&'a Path),
-    /// syslog and the journal; standard error where there is neither.
+    /// syslog and the journal, or the kernel's log; where there is none of them standard error, as long as somebody is there to read it.
     System,
 }
 
@@ -44,17 +49,20 @@ pub fn start(target: Target<'_>) -> Result<(), Failure> {
     let _ = match target {
         Target::Terminal => builder.without_time().with_writer(io::stderr).try_init(),
         Target::File(path) => builder.with_writer(open(path)?).try_init(),
-        Target::System => match SystemLog::connect() {
+        Target::System => match SystemLog::open(Path::new(SYSTEM_LOG), Path::new(KERNEL_LOG)) {
             Ok(log) => builder
                 .without_time()
                 .with_level(false)
                 .with_writer(log)
                 .try_init(),
-            // The terminal that waits for the daemon wants to hear of trouble only.
-            Err(_) => builder
-                .with_max_level(Level::WARN)
-                .with_writer(io::stderr)
-                .try_init(),
+            Err(_) => {
+                // The terminal that waits for the daemon is there until the mount is usable.
+                tell(NO_LOG);
+                builder
+                    .with_max_level(Level::WARN)
+                    .with_writer(io::stderr)
+                    .try_init()
+            }
         },
     };
     Ok(())
@@ -69,30 +77,45 @@ fn open(path: &Path) -> Result<Arc<File>, Failure> {
         .map_err(|e| Failure::io(path.display(), &e))
 }
 
+const NO_LOG: &str = "sheaf: no system log here: messages of the daemon are lost once the mount is usable; give --log FILE";
+
 struct SystemLog {
-    socket: Arc<UnixDatagram>,
+    log: Arc<Log>,
 }
 
-/// One message on its way; a message is one datagram.
+/// Whoever keeps messages.
+enum Log {
+    Socket(UnixDatagram),
+    Kernel(File),
+}
+
+/// One message on its way; a message is one datagram, or one write.
 struct Message {
-    socket: Arc<UnixDatagram>,
+    log: Arc<Log>,
     head: String,
 }
 
 impl SystemLog {
-    fn connect() -> io::Result<Self> {
+    /// By the socket, or else by the kernel's log. The error is that of the latter.
+    fn open(socket: &Path, kernel: &Path) -> io::Result<Self> {
+        let log = match SystemLog::connect(socket) {
+            Ok(socket) => Log::Socket(socket),
+            Err(_) => Log::Kernel(OpenOptions::new().write(true).open(kernel)?),
+        };
+        Ok(SystemLog { log: Arc::new(log) })
+    }
+
+    fn connect(path: &Path) -> io::Result<UnixDatagram> {
         let socket = UnixDatagram::unbound()?;
-        socket.connect(SYSTEM_LOG)?;
+        socket.connect(path)?;
         // A stuck log must not stop the file system: what does not fit is lost.
         socket.set_nonblocking(true)?;
-        Ok(SystemLog {
-            socket: Arc::new(socket),
-        })
+        Ok(socket)
     }
 
     fn message(&self, severity: u8) -> Message {
         Message {
-            socket: Arc::clone(&self.socket),
+            log: Arc::clone(&self.log),
             head: format!("<{}>sheaf[{}]: ", FACILITY | severity, std::process::id()),
         }
     }
@@ -130,7 +153,13 @@ impl Write for Message {
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
         let message = [self.head.as_bytes(), text.trim_ascii_end()].concat();
         // Whether the log hears it or not, the message is dealt with.
-        let _ = send(&self.socket, &message, Path::new(SYSTEM_LOG));
+        let _ = match &*self.log {
+            Log::Socket(socket) => send(socket, &message, Path::new(SYSTEM_LOG)),
+            Log::Kernel(kernel) => {
+                let len = message.len().min(KERNEL_LOG_BYTES);
+                (&mut &*kernel).write(&message[..len])
+            }
+        };
         Ok(text.len())
     }
 
@@ -164,5 +193,34 @@ mod tests {
         let log = UnixDatagram::bind(&path).unwrap();
         send(&socket, b"second", &path).unwrap();
         assert_eq!(heard(&log), b"second");
+    }
+
+    /// In a container nobody listens at the socket, and all messages were lost without a word.
+    #[test]
+    fn without_a_system_log_messages_go_to_the_kernels() {
+        let dir = tempfile::tempdir().unwrap();
+        let (socket, kernel) = (dir.path().join("log"), dir.path().join("kmsg"));
+        assert!(SystemLog::open(&socket, &kernel).is_err());
+        assert!(!kernel.exists(), "it made one");
+        std::fs::write(&kernel, "").unwrap();
+        let log = SystemLog::open(&socket, &kernel).unwrap();
+        let say = |log: &SystemLog, text: &str| log.message(4).write_all(text.as_bytes()).unwrap();
+        say(&log, "first\n");
+        let head = format!("<28>sheaf[{}]: ", std::process::id());
+        assert_eq!(
+            std::fs::read_to_string(&kernel).unwrap(),
+            format!("{head}first")
+        );
+        // The kernel takes none that is longer.
+        say(&log, &"x".repeat(5000));
+        let len = std::fs::metadata(&kernel).unwrap().len() as usize;
+        assert_eq!(len, head.len() + "first".len() + KERNEL_LOG_BYTES);
+        // Where somebody listens that is who hears it.
+        let ear = UnixDatagram::bind(&socket).unwrap();
+        let log = SystemLog::open(&socket, &kernel).unwrap();
+        say(&log, "second");
+        let mut message = [0; 100];
+        let len = ear.recv(&mut message).unwrap();
+        assert_eq!(&message[..len], format!("{head}second").as_bytes());
     }
 }
