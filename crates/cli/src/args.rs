@@ -10,6 +10,9 @@ pub use bench::*;
 
 use crate::size;
 
+/// Threads that remove a tree at most.
+const JOBS_MAX: i64 = engine::THREADS_MAX as i64;
+
 #[derive(Parser, Debug)]
 #[command(
     name = "sheaf",
@@ -300,7 +303,7 @@ pub struct Rm {
     #[arg(short, long)]
     pub recursive: bool,
     /// Threads at work; the number of CPUs by default, and 64 at most
-    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=JOBS_MAX))]
     pub jobs: Option<u32>,
     /// Print one JSON object
     #[arg(long)]

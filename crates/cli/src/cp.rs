@@ -66,6 +66,7 @@ impl Way {
         let (target, sources) = paths
             .split_last()
             .ok_or_else(|| Failure::usage("no target given"))?;
+        let all_inside = paths.iter().all(|path| inside(path).is_some());
         let sources = sources.iter().map(|path| Place::parse(path));
         let way = match Place::parse(target) {
             Place::Host(to) => {
@@ -78,9 +79,10 @@ impl Way {
             }
         };
         way.ok_or_else(|| {
-            Failure::usage(
-                "one side must be inside the file system: write its paths with a leading ':'",
-            )
+            Failure::usage(match all_inside {
+                true => "all paths are inside the file system: the other side, sources or target, must be on the host",
+                false => "one side must be inside the file system: write its paths, all of them, with a leading ':'",
+            })
         })
     }
 }

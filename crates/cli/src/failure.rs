@@ -206,7 +206,57 @@ impl From<mount::Error> for Failure {
                     "its daemon has died: `sheaf umount {at}` cleans up, and what was synced is safe"
                 ))
             }
+            mount::Error::Trim { error, .. } if error.raw_os_error() == Some(libc::EPERM) => {
+                Failure::new(told).after("run it as root")
+            }
+            mount::Error::Ask { error, .. } | mount::Error::Scrub { error, .. }
+                if error.raw_os_error() == Some(libc::EPERM) =>
+            {
+                Failure::new(told).after("run it as root, or as the user whose daemon it is")
+            }
             _ => Failure::new(told),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    /// "Operation not permitted", and whose it was to be was not said.
+    #[test]
+    fn who_may_not_ask_a_daemon_is_told_who_may() {
+        let (mountpoint, error) = (PathBuf::from("/data"), || {
+            io::Error::from_raw_os_error(libc::EPERM)
+        });
+        let at = || mountpoint.clone();
+        for (refused, who) in [
+            (
+                mount::Error::Ask {
+                    mountpoint: at(),
+                    error: error(),
+                },
+                "user whose daemon",
+            ),
+            (
+                mount::Error::Scrub {
+                    mountpoint: at(),
+                    error: error(),
+                },
+                "user whose daemon",
+            ),
+            (
+                mount::Error::Trim {
+                    mountpoint: at(),
+                    error: error(),
+                },
+                "run it as root",
+            ),
+        ] {
+            let failure = Failure::from(refused);
+            assert!(failure.message().unwrap().contains(who), "{failure:?}");
         }
     }
 }

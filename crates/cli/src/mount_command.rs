@@ -365,6 +365,12 @@ fn serve(args: &Mount) -> Outcome {
         ..settings.access
     };
     let array = devices::open(&paths, access)?;
+    if array.reaping() != access.reap {
+        tracing::warn!(
+            "reap={} does not apply, threads sleep until a transfer ends: it needs io_uring, and with topology=per-device more than one CPU",
+            access.reap.name()
+        );
+    }
     let title = devices::title(&array);
     let fs = open(&array, settings.fs)?;
     let way = FuseWay::default();

@@ -85,7 +85,7 @@ pub enum Error {
         mountpoint: PathBuf,
         error: std::io::Error,
     },
-    #[error("cannot run fusermount3: {0} (install the package fuse3, or mount as root)")]
+    #[error("cannot run fusermount3: {0} (install the package fuse3, or do it as root)")]
     Helper(std::io::Error),
     #[error("fusermount3 at {mountpoint:?}: {message}")]
     HelperFailed {

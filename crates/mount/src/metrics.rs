@@ -150,13 +150,17 @@ fn listen(
     }
 }
 
-/// A daemon that was killed leaves its socket. One that anybody listens at stays, and so does what is no socket.
+/// A daemon that was killed leaves its socket. One that anybody listens at stays; what is no socket stays, too, and is told as that.
 fn remove_abandoned(path: &Path) -> io::Result<()> {
     use std::os::unix::fs::FileTypeExt;
     use std::os::unix::net::UnixStream;
     match std::fs::symlink_metadata(path) {
         Ok(found) if found.file_type().is_socket() => {}
-        _ => return Ok(()),
+        Ok(_) => {
+            let what = "something is there that is no socket: move it away, or give another path";
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
+        }
+        Err(_) => return Ok(()),
     }
     match UnixStream::connect(path) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
@@ -312,7 +316,8 @@ c_seconds_count 4
         drop(server);
         assert!(!path.exists());
         std::fs::write(&path, "a file").unwrap();
-        assert!(MetricsServer::start(&endpoint, metrics).is_err());
+        let file = MetricsServer::start(&endpoint, metrics).unwrap_err();
+        assert!(file.to_string().contains("is no socket"), "{file}");
         assert_eq!(std::fs::read(&path).unwrap(), b"a file");
     }
 

@@ -900,17 +900,19 @@ impl SheafOps {
         Ok(output.len())
     }
 
-    /// Discards all free space, whatever range is asked for, in runs of `min_len` or more.
+    /// Discards all free space in runs of `min_len` or more, whatever range is asked for: where a free block lies nobody outside knows, as
+    /// numbers are those of no device. A range that has no block is refused, as by file systems of the kernel.
     fn trim(&self, context: &Context, input: &[u8], output: &mut [u8]) -> Result<usize> {
         if context.uid != 0 {
             return Err(Errno(libc::EPERM));
         }
         let mut range = TrimRange::read_from_bytes(input).map_err(|_| Errno::INVAL)?;
-        let least = u32::try_from(
-            range
-                .min_len
-                .div_ceil(u64::from(self.fs.statfs().block_size)),
-        );
+        let statfs = self.fs.statfs();
+        let block = u64::from(statfs.block_size);
+        if range.len < block || range.start >= statfs.blocks.saturating_mul(block) {
+            return Err(Errno::INVAL);
+        }
+        let least = u32::try_from(range.min_len.div_ceil(block));
         let trimmed = self.fs.store().trim(least.map_err(|_| Errno::INVAL)?);
         range.len = trimmed.map_err(|error| errno(error.into()))?;
         range.write_to(output).map_err(|_| Errno::INVAL)?;

@@ -110,9 +110,18 @@ fn what_the_caller_got_wrong_is_a_usage_error() {
             .says("name each device once");
     }
     let device = made.images[0].to_str().unwrap();
-    sheaf(&["rm", "-j", "0", "-r", "-d", device, "/x"], &[], &[])
-        .exits(USAGE)
-        .says("--jobs");
+    // The range was that of the number's type, and what is more than the most was less without a word.
+    for jobs in ["0", "65"] {
+        sheaf(&["rm", "-j", jobs, "-r", "-d", device, "/x"], &[], &[])
+            .exits(USAGE)
+            .says("--jobs")
+            .says("1..=64");
+    }
+    let cp = |paths: &[&str]| sheaf(&["cp", "-d", device], paths, &[]).exits(USAGE);
+    // One side is inside, it was told, where both were.
+    cp(&[":/new", ":/new2"]).says("must be on the host");
+    cp(&["/new", "/new2"]).says("leading ':'");
+    cp(&["/new", ":/new", ":/new2"]).says("leading ':'");
 }
 
 /// What no mount takes measured something that there is not.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use crate::untold::{can_mount, full};
-use crate::{Array, OPERATIONAL, USAGE, sheaf, untold};
+use crate::{Array, OPERATIONAL, Ran, USAGE, sheaf, untold};
 
 /// A message began with the name, which was empty.
 #[test]
@@ -82,6 +82,53 @@ fn trim_takes_any_folder_of_a_mount_and_a_mount_that_nobody_hears_of_says_why() 
         ran.succeeds().says("discarded");
     }
     elsewhere.exits(OPERATIONAL).says("no Sheaf file system");
+}
+
+/// All free space was discarded though the range had none, and `reap=poll` was taken for what it is not.
+#[test]
+fn what_does_not_apply_is_said() {
+    if !can_mount() {
+        return;
+    }
+    let array = Array::made(1);
+    let (at, log) = (array.path("mnt"), array.path("log"));
+    fs::create_dir(&at).unwrap();
+    let file = array.path("file");
+    fs::write(&file, "no socket").unwrap();
+    let paths = [array.images[0].clone(), at.clone()];
+    let metrics = format!("metrics={}", file.display());
+    sheaf(&["mount"], &["-o", &metrics], &paths)
+        .exits(OPERATIONAL)
+        .says("is no socket");
+    let log_option = format!("--log={}", log.display());
+    let options = [log_option.as_str(), "-o", "io=threads,reap=poll"];
+    sheaf(&["mount"], &options, &paths).succeeds();
+    let fstrim = |options: &[&str]| {
+        let mut fstrim = Command::new("fstrim");
+        Ran(fstrim.args(options).arg(&at).output().unwrap())
+    };
+    let refused = [
+        fstrim(&["-l", "4095"]),
+        fstrim(&["-o", "64M"]),
+        fstrim(&["-o", "1T", "-l", "1G"]),
+    ];
+    let taken = [fstrim(&[]), fstrim(&["-l", "4096"])];
+    sheaf(&["umount"], &[], std::slice::from_ref(&at)).succeeds();
+    for ran in refused {
+        ran.exits(1).says("Invalid argument");
+    }
+    for ran in taken {
+        ran.succeeds();
+    }
+    let log = fs::read_to_string(log).unwrap();
+    assert!(log.contains("reap=poll does not apply"), "{log}");
+}
+
+/// The label of a device that lost it is another option's affair.
+#[test]
+fn help_of_fsck_names_the_option_that_writes_a_lost_label() {
+    let help = sheaf(&["fsck", "--help"], &[], &[]).succeeds();
+    help.says("gets its label again by --relabel");
 }
 
 /// Options that the help has and the manual does not.
