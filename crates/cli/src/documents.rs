@@ -1,4 +1,4 @@
-//! Man pages and shell completions, from the same definitions as the help.
+//! Man pages and shell completions, from the same definitions as the help; what mount options mean, from the table of the README.
 
 use std::fs;
 use std::path::Path;
@@ -15,6 +15,9 @@ const HELPERS: &[(&str, &str)] = &[
     ("mount.sheaf", "mount"),
     ("fsck.sheaf", "fsck"),
 ];
+
+/// Where mount options are explained, once.
+const README: &str = include_str!("../../../README.md");
 
 /// Section 8 of the manual: sheaf(8), sheaf-mkfs(8) and so on, and the helper names.
 pub fn man(args: &Man) -> Outcome {
@@ -50,7 +53,59 @@ fn page(dir: &Path, name: &str, command: clap::Command) -> Result<(), Failure> {
         .manual("Sheaf")
         .render(&mut text)
         .map_err(|e| Failure::io(name, &e))?;
+    if name == "sheaf-mount" {
+        text.extend(mount_options().into_bytes());
+    }
     write(dir, name, &text)
+}
+
+/// The table of mount options as a section of a page.
+fn mount_options() -> String {
+    let (_, below) = README
+        .split_once("\n### Mount options\n")
+        .unwrap_or_default();
+    let rows = below.lines().skip_while(|line| !line.starts_with("|---"));
+    let rows = rows.skip(1).take_while(|line| line.starts_with('|'));
+    let mut section = String::from(
+        ".SH \"MOUNT OPTIONS\"\nFrom the README of Sheaf, which has the rest of what is said to be below.\n",
+    );
+    for row in rows {
+        // A bar within a cell is written so.
+        let row = row.replace("\\|", "\0");
+        let cells = row.trim_matches('|').split('|');
+        let cells: Vec<String> = cells.map(|cell| roff(&cell.replace('\0', "|"))).collect();
+        if let [option, meaning, default] = &cells[..] {
+            section += &format!(".TP\n{option}\n{meaning}.\nDefault: {default}.\n");
+        }
+    }
+    section
+}
+
+/// A line of the README in the language of man pages: code is bold, and of links the words are left.
+fn roff(markdown: &str) -> String {
+    let (mut text, mut is_code) = (String::new(), false);
+    let mut rest = markdown.trim();
+    while let Some(character) = rest.chars().next() {
+        rest = &rest[character.len_utf8()..];
+        match character {
+            '`' => {
+                is_code = !is_code;
+                text += if is_code { "\\fB" } else { "\\fR" };
+            }
+            '-' => text += "\\-",
+            '\\' => text += "\\e",
+            '[' => {}
+            ']' if rest.starts_with('(') => {
+                rest = rest.split_once(')').map_or("", |(_, after)| after)
+            }
+            other => text.push(other),
+        }
+    }
+    // At the beginning of a line these would be commands.
+    match text.starts_with(['.', '\'']) {
+        true => format!("\\&{text}"),
+        false => text,
+    }
 }
 
 fn write(dir: &Path, name: &str, text: &[u8]) -> Result<(), Failure> {
@@ -72,5 +127,21 @@ mod tests {
     #[test]
     fn definitions_are_consistent() {
         Sheaf::command().debug_assert();
+    }
+
+    /// The manual named the options, and said nothing of what they do.
+    #[test]
+    fn the_manual_explains_mount_options() {
+        let section = mount_options();
+        assert!(section.contains(".TP\n\\fBcommit=SECONDS\\fR\nunsynced operations"));
+        assert!(section.contains("\n\\fBio=auto|uring|threads\\fR\n"));
+        assert!(section.contains("Default: \\fBsheaf\\fR.\n"), "{section}");
+        assert!(section.matches(".TP\n").count() >= 19);
+        assert!(!section.contains("](") && !section.contains('`'));
+        assert_eq!(
+            roff("`a-b` of [the text](docs/x.md#y) \\"),
+            "\\fBa\\-b\\fR of the text \\e"
+        );
+        assert_eq!(roff(".x"), "\\&.x");
     }
 }
