@@ -772,7 +772,7 @@ impl<C: Content> Store<C> {
 
     /// Sets the limits that follow from the space left for checkpoints.
     ///
-    /// Metadata may grow to four fifths of what all meta chunks and free chunks hold, because a
+    /// Metadata may grow to four fifths of what all meta chunks hold, and free chunks that data has not been promised, because a
     /// log-structured space that is fuller gains too little by cleaning; and it leaves room to
     /// write the whole node table twice and a half, because cleaning moves nodes, and moving
     /// nodes changes its pages. Data leaves it that much.

@@ -262,12 +262,43 @@ pub(crate) enum Source {
     Loaded,
     /// A data chunk whose space map must be read.
     Load(u32),
-    /// A free chunk that must get a space map; it is out of the free set until it is
-    /// [converted](Space::converted) or [not](Space::unconverted).
+    /// A free chunk that must get a space map; it is out of the free set until its
+    /// [`Conversion`] ends.
     Convert(u32),
     /// There is nothing else, and others convert chunks; see [`Space::await_conversion`].
     Converting,
     None,
+}
+
+/// Of a [`Source::Convert`]: the chunk is free again when this is dropped, also by a panic, unless it has a space map.
+#[derive(Debug)]
+pub(crate) struct Conversion<'a> {
+    space: &'a Space,
+    chunk: u32,
+    has_map: bool,
+}
+
+impl<'a> Conversion<'a> {
+    pub fn of(space: &'a Space, chunk: u32) -> Conversion<'a> {
+        Conversion {
+            space,
+            chunk,
+            has_map: false,
+        }
+    }
+
+    pub fn succeed(mut self) {
+        self.has_map = true;
+    }
+}
+
+impl Drop for Conversion<'_> {
+    fn drop(&mut self) {
+        match self.has_map {
+            true => self.space.converted(self.chunk),
+            false => self.space.unconverted(self.chunk),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -501,7 +532,7 @@ impl Space {
     }
 
     /// Returns when a conversion has ended, if one goes on. Who converts needs nothing of who waits here that it would not need
-    /// of itself: both hold no node lock.
+    /// of itself: both hold no node lock. It ends with a thread that panics, too ([`Conversion`]).
     pub fn await_conversion(&self) {
         let mut chunks = self.chunks.lock();
         // None begins or ends without the chunk list.

@@ -3,9 +3,9 @@
 //! Root mounts with mount(2); others through `fusermount3`, which is set-uid and hands the
 //! mounted descriptor back over a socket.
 //!
-//! A remount changes what the kernel itself enforces (`ro`, `nosuid` …) and never reaches the daemon. mount(8) asks the kernel for that, as the type
-//! in its table, `fuse.sheaf`, has no program of ours: options that the kernel does not know are lost there without a word. Where this code is
-//! given `remount` it refuses: unmount and mount again.
+//! A remount would change only what the kernel itself enforces (`ro`, `nosuid` …), and never reaches the daemon. Where this code is given one it refuses:
+//! unmount and mount again. mount(8) gives it here for a line of fstab; otherwise the type in the kernel's table, `fuse.sheaf`, has no program of ours, and
+//! it asks the kernel, or `mount.fuse` where there is that.
 
 use std::ffi::{CString, OsStr};
 use std::fs::File;

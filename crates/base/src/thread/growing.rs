@@ -42,7 +42,7 @@ impl Needs {
     const ALL: [Needs; 3] = [Needs::Wait, Needs::Little, Needs::Common];
 }
 
-/// Those who would wait for each other, whatever they need: of all with this name `at_once` are done at a time (at least one).
+/// Those who would wait for each other, whatever they need: of all with this name, and this `at_once`, so many are done at a time (at least one).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Line {
     pub name: usize,

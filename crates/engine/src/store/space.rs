@@ -6,7 +6,7 @@ use crate::content::Content;
 use crate::error::Error;
 use crate::node::{Body, Node};
 use crate::op::{Kept, Need, Op, Promise, Reservation};
-use crate::space::{Extent, Source, TRIES_MAX, Tried};
+use crate::space::{Conversion, Extent, Source, TRIES_MAX, Tried};
 use base::atomic::Ordering;
 use format::Block;
 use format::table::{SPACE_MAP_FIRST, space_map_nid};
@@ -226,17 +226,20 @@ impl<C: Content> Store<C> {
                         tried.loading(chunks, error);
                     }
                 },
-                Source::Convert(chunk) => match self.convert_chunk(chunk) {
-                    Ok(()) => {
-                        self.space.converted(chunk);
-                        tried.made(chunk);
+                Source::Convert(chunk) => {
+                    let conversion = Conversion::of(&self.space, chunk);
+                    match self.convert_chunk(chunk) {
+                        Ok(()) => {
+                            conversion.succeed();
+                            tried.made(chunk);
+                        }
+                        Err(error) => {
+                            drop(conversion);
+                            let (chunks, error) = self.unmade(chunk, error)?;
+                            tried.converting(chunks, error);
+                        }
                     }
-                    Err(error) => {
-                        self.space.unconverted(chunk);
-                        let (chunks, error) = self.unmade(chunk, error)?;
-                        tried.converting(chunks, error);
-                    }
-                },
+                }
                 Source::Converting => self.space.await_conversion(),
                 Source::None if !committed => {
                     committed = true;
@@ -256,6 +259,8 @@ impl<C: Content> Store<C> {
     /// Of what data leaves alone it gets a chunk for a promise that nothing else is left for, if metadata has as much room without
     /// that as cleaning is content with (`clean_up`): what it took since the promise was made may be free segments.
     fn last_source(&self, shard: usize, tried: &mut Tried) -> Source {
+        // A checkpoint has planned with all the room there was when it began.
+        let _no_checkpoint = self.checkpoint_state.lock();
         let _one_looks_and_takes = self.trimming.lock();
         let chunk = self.array.geometry().chunk_bytes() as i64;
         tried.take_last(self.free_meta_bytes() - chunk >= self.clean_room() * 3 / 4);
@@ -313,7 +318,7 @@ impl<C: Content> Store<C> {
         let (chunks, error) = self.concerned(chunk, error);
         if !may_pass(&error) {
             if self.space.unloadable(chunks.clone()) == 0 {
-                // One that others have loaded and retired meanwhile has no map, and that is right.
+                // One that others have retired meanwhile has no map, and that is right.
                 return Ok(());
             }
             not_used(&chunks, &error);
@@ -480,6 +485,7 @@ mod tests {
     use base::atomic::AtomicBool;
     use base::thread::{parallel, yield_now};
     use device::sim::SimDevice;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::Arc;
 
     fn open() -> Arc<TestStore> {
@@ -579,25 +585,32 @@ mod tests {
         assert_eq!((space.free_chunks(), store.growth_limit()), before);
     }
 
-    /// A conversion that fails leaves a free chunk to who waits for its end.
+    /// A conversion that fails leaves a free chunk to who waits for its end, however it ends.
     #[test]
     fn who_waits_for_a_conversion_goes_on_when_it_fails() {
         let store = open();
         let space = &store.space;
         let before = (space.free_chunks(), space.unpromised());
-        let Source::Convert(chunk) = next(&store, 0) else {
-            panic!("there are free chunks");
-        };
-        assert_eq!(
-            (space.free_chunks(), space.unpromised()),
-            (before.0 - 1, before.1)
-        );
-        parallel(2, |worker| match worker {
-            0 => space.await_conversion(),
-            _ => space.unconverted(chunk),
-        });
-        space.await_conversion();
-        assert_eq!((space.free_chunks(), space.unpromised()), before);
+        for panics in [false, true] {
+            let Source::Convert(chunk) = next(&store, 0) else {
+                panic!("there are free chunks");
+            };
+            let meanwhile = (space.free_chunks(), space.unpromised());
+            assert_eq!(meanwhile, (before.0 - 1, before.1));
+            parallel(2, |worker| match worker {
+                0 => space.await_conversion(),
+                _ => {
+                    let conversion = Conversion::of(space, chunk);
+                    let work = AssertUnwindSafe(move || {
+                        let _conversion = conversion;
+                        assert!(!panics, "meant to fail");
+                    });
+                    assert_eq!(catch_unwind(work).is_err(), panics);
+                }
+            });
+            space.await_conversion();
+            assert_eq!((space.free_chunks(), space.unpromised()), before);
+        }
     }
 
     #[test]
