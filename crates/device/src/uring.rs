@@ -143,16 +143,16 @@ fn make_ring(entries: u32, sort: Sort) -> io::Result<IoUring> {
         .or_else(|_| builder().build(entries))
 }
 
-/// A ring of a thread's, within the bound.
-fn make_counted<R>(make: impl FnOnce() -> io::Result<R>) -> io::Result<OfThread<R>> {
-    BOUND.make((clock::now_ns(), sys::descriptors_max()), make)
+/// A ring of a thread's, within the bound; for many requests also one that is not kept.
+fn make_counted<R>(many: bool, make: impl FnOnce() -> io::Result<R>) -> io::Result<OfThread<R>> {
+    BOUND.make((clock::now_ns(), sys::descriptors_max()), many, make)
 }
 
-fn take_ring(device: &FileDevice, sort: Sort) -> io::Result<OfThread<Ring>> {
+fn take_ring(device: &FileDevice, sort: Sort, many: bool) -> io::Result<OfThread<Ring>> {
     match RINGS.try_with(|rings| rings[sort as usize].borrow_mut().take(&device.id)) {
         Ok(Some(ring)) => Ok(ring),
         // While a thread ends its table is gone: a ring for this batch alone.
-        Ok(None) | Err(_) => make_counted(|| {
+        Ok(None) | Err(_) => make_counted(many, || {
             let ring = make_ring(RING_ENTRIES, sort)?;
             Ok(Ring::new(ring, RING_ENTRIES as usize).of_sort(sort))
         }),
@@ -221,11 +221,12 @@ fn run_on_ring(
     meanwhile: Option<&mut dyn FnMut()>,
     waiting: Waiting<'_>,
 ) -> Option<Seen> {
+    let many = requests.len() > 1 || meanwhile.is_some();
     let ordinary = |error: io::Error| match sort {
-        Sort::Polled => take_ring(device, Sort::Ordinary),
+        Sort::Polled => take_ring(device, Sort::Ordinary, many),
         Sort::Ordinary => Err(error),
     };
-    let mut ring = match take_ring(device, sort).or_else(ordinary) {
+    let mut ring = match take_ring(device, sort, many).or_else(ordinary) {
         Ok(ring) => ring,
         Err(error) => {
             tracing::debug!(%error, "no ring for this thread");

@@ -1,7 +1,7 @@
 //! How many rings the threads of the process have for calls that wait. Each takes a descriptor, of which a process has few, and most are the program's.
 //!
 //! 1. A thread keeps its ring behind its call only while all of them take a [`KEPT`] part of the descriptors at most, and makes one only while they take twice
-//!    that with it. Who may make none does by calls what he would do on it.
+//!    that with it; for a single request, which is not worth a ring that goes with it, no more than that. Who may make none does by calls what he would do on it.
 //! 2. After the kernel had none to give it is not asked for [`REST_NS`].
 
 use super::is_lack;
@@ -44,13 +44,14 @@ impl Bound {
         }
     }
 
-    /// Makes a ring, of a process that may have so many descriptors.
+    /// Makes a ring, of a process that may have so many descriptors; one that may not stay only for `many` requests.
     ///
     /// # Errors
     /// There are as many as there may be, or the kernel has none to give.
     pub fn make<R>(
         &self,
         (now_ns, descriptors): (u64, u64),
+        many: bool,
         make: impl FnOnce() -> io::Result<R>,
     ) -> io::Result<Counted<'_, R>> {
         if now_ns < self.rests_until_ns.load(Ordering::Relaxed) {
@@ -60,7 +61,8 @@ impl Bound {
         self.kept_max.store(kept_max, Ordering::Relaxed);
         let before = self.rings.fetch_add(1, Ordering::Relaxed);
         let place = Place(self);
-        if before >= 2 * kept_max {
+        let most = if many { 2 * kept_max } else { kept_max };
+        if before >= most {
             return Err(io::Error::from_raw_os_error(libc::EMFILE));
         }
         let ring = make().inspect_err(|error| {
@@ -90,16 +92,20 @@ mod tests {
     #[test]
     fn a_quarter_of_the_descriptors_is_kept_and_half_of_them_used() {
         let bound = Bound::new();
-        let make = || bound.make((0, 16), || Ok(()));
-        let mut rings: Vec<_> = (0..8).map(|_| make().unwrap()).collect();
-        assert!(make().is_err_and(|error| error.raw_os_error() == Some(libc::EMFILE)));
+        let make = |many| bound.make((0, 16), many, || Ok(()));
+        let refused = |many| make(many).is_err_and(|e| e.raw_os_error() == Some(libc::EMFILE));
+        let mut rings: Vec<_> = (0..4).map(|_| make(false).unwrap()).collect();
+        // One that would go with a single request.
+        assert!(refused(false) && rings.iter().all(Counted::may_stay));
+        rings.extend((4..8).map(|_| make(true).unwrap()));
+        assert!(refused(true));
         // Whoever is done first gives up his own.
         while let Some(ring) = rings.pop_if(|ring| !ring.may_stay()) {
             drop(ring);
         }
         assert_eq!((rings.len(), bound.rings.load(Ordering::Relaxed)), (4, 4));
         // The process may have more by now.
-        let more = bound.make((0, 100), || Ok(())).unwrap();
+        let more = bound.make((0, 100), false, || Ok(())).unwrap();
         assert!(more.may_stay());
         drop((rings, more));
         assert_eq!(bound.rings.load(Ordering::Relaxed), 0);
@@ -110,7 +116,7 @@ mod tests {
         let bound = Bound::new();
         let asked = std::cell::Cell::new(0);
         let make = |now_ns, error: Option<i32>| {
-            let made = bound.make((now_ns, 1024), || {
+            let made = bound.make((now_ns, 1024), true, || {
                 asked.set(asked.get() + 1);
                 error.map_or(Ok(()), |number| Err(io::Error::from_raw_os_error(number)))
             });

@@ -26,9 +26,10 @@ fn take_ring(device: &FileDevice) -> Option<OfThread<IoUring>> {
     match RINGS.try_with(|rings| rings.borrow_mut().take(&device.id)) {
         Ok(Some(ring)) => Some(ring),
         // While a thread ends its table is gone: a ring for this batch alone.
-        Ok(None) | Err(_) => {
-            super::make_counted(|| super::make_ring(ENTRIES as u32, super::Sort::Ordinary)).ok()
-        }
+        Ok(None) | Err(_) => super::make_counted(true, || {
+            super::make_ring(ENTRIES as u32, super::Sort::Ordinary)
+        })
+        .ok(),
     }
 }
 
