@@ -108,6 +108,37 @@ pub struct DeviceInfo {
     pub numa_node: Option<usize>,
 }
 
+/// Those methods of a [`BlockDevice`] that describe it, for one that stands before another, by which it is described: that is in this field. What
+/// it does by itself, [`BlockDevice::run`] first of all, stands beside.
+#[macro_export]
+macro_rules! described_by {
+    ($below:tt) => {
+        fn name(&self) -> &str {
+            $crate::BlockDevice::name(&*self.$below)
+        }
+
+        fn bytes(&self) -> u64 {
+            $crate::BlockDevice::bytes(&*self.$below)
+        }
+
+        fn logical_block(&self) -> u32 {
+            $crate::BlockDevice::logical_block(&*self.$below)
+        }
+
+        fn physical_block(&self) -> u32 {
+            $crate::BlockDevice::physical_block(&*self.$below)
+        }
+
+        fn memory_align(&self) -> usize {
+            $crate::BlockDevice::memory_align(&*self.$below)
+        }
+
+        fn info(&self) -> $crate::DeviceInfo {
+            $crate::BlockDevice::info(&*self.$below)
+        }
+    };
+}
+
 /// A block device or a file that stands for one. All methods may be called from any thread
 /// at once.
 pub trait BlockDevice: Send + Sync + 'static {

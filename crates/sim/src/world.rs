@@ -9,9 +9,7 @@ use base::clock::Clock;
 use base::rng::Rng;
 use base::sync::{Mutex, rank};
 use device::sim::{PowerSwitch, SECTOR, SimDevice, Snapshot, Survival};
-use device::{
-    Array, Bell, BlockDevice, DeviceInfo, DeviceQueue, Durability, Operation, Request, Topology,
-};
+use device::{Array, Bell, BlockDevice, DeviceQueue, Durability, Operation, Request, Topology};
 use format::BLOCK_SIZE;
 use format::geometry::{Geometry, GeometryOptions};
 use format::journal::{BATCH_MAGIC, BatchHeader};
@@ -341,25 +339,7 @@ struct Tapped {
 }
 
 impl BlockDevice for Tapped {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn bytes(&self) -> u64 {
-        self.inner.bytes()
-    }
-
-    fn logical_block(&self) -> u32 {
-        self.inner.logical_block()
-    }
-
-    fn memory_align(&self) -> usize {
-        self.inner.memory_align()
-    }
-
-    fn info(&self) -> DeviceInfo {
-        self.inner.info()
-    }
+    device::described_by!(inner);
 
     fn has_cache(&self) -> bool {
         self.inner.has_cache()

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use base::clock::Clock;
 use device::{
-    Bell, BlockDevice, DeviceInfo, DeviceQueue, Durability, Latency, LatencyDevice, Operation,
-    Reaped, Reaping, Request, Stall,
+    Bell, BlockDevice, DeviceQueue, Durability, Latency, LatencyDevice, Operation, Reaped, Reaping,
+    Request, Stall,
 };
 
 /// How slow devices are, and their account.
@@ -96,29 +96,7 @@ struct Counted {
 }
 
 impl BlockDevice for Counted {
-    fn name(&self) -> &str {
-        self.below.name()
-    }
-
-    fn bytes(&self) -> u64 {
-        self.below.bytes()
-    }
-
-    fn logical_block(&self) -> u32 {
-        self.below.logical_block()
-    }
-
-    fn physical_block(&self) -> u32 {
-        self.below.physical_block()
-    }
-
-    fn memory_align(&self) -> usize {
-        self.below.memory_align()
-    }
-
-    fn info(&self) -> DeviceInfo {
-        self.below.info()
-    }
+    device::described_by!(below);
 
     fn run(&self, requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>) {
         for request in requests.iter() {

@@ -7,9 +7,9 @@ use base::sync::{Condvar, Mutex, rank};
 use base::thread;
 use device::sim::Times;
 use device::{
-    AlignedBuf, Array, Backend, BlockDevice, DeviceInfo, Durability, Error, Flight, Io, Kind,
-    Latency, LatencyDevice, OpenOptions, Operation, Queues, Reaping, Request, Run, Topology,
-    Unhurried, create_image, open_devices,
+    AlignedBuf, Array, Backend, BlockDevice, Durability, Error, Flight, Io, Kind, Latency,
+    LatencyDevice, OpenOptions, Operation, Queues, Reaping, Request, Run, Topology, Unhurried,
+    create_image, open_devices,
 };
 use std::io;
 use std::path::PathBuf;
@@ -55,21 +55,7 @@ struct Hooked<F> {
 }
 
 impl<F: Fn(&Operation<'_>) + Send + Sync + 'static> BlockDevice for Hooked<F> {
-    fn name(&self) -> &str {
-        self.below.name()
-    }
-    fn bytes(&self) -> u64 {
-        self.below.bytes()
-    }
-    fn logical_block(&self) -> u32 {
-        self.below.logical_block()
-    }
-    fn memory_align(&self) -> usize {
-        self.below.memory_align()
-    }
-    fn info(&self) -> DeviceInfo {
-        self.below.info()
-    }
+    device::described_by!(below);
     fn run(&self, requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>) {
         for request in requests.iter() {
             (self.hook)(&request.operation);

@@ -31,21 +31,7 @@ struct World {
 struct Plain(Arc<dyn BlockDevice>);
 
 impl BlockDevice for Plain {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-    fn bytes(&self) -> u64 {
-        self.0.bytes()
-    }
-    fn logical_block(&self) -> u32 {
-        self.0.logical_block()
-    }
-    fn memory_align(&self) -> usize {
-        self.0.memory_align()
-    }
-    fn info(&self) -> device::DeviceInfo {
-        self.0.info()
-    }
+    device::described_by!(0);
     fn run(&self, requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>) {
         self.0.run(requests, meanwhile);
     }
@@ -791,21 +777,7 @@ fn no_flight_is_lost_or_landed_twice() {
 fn a_device_that_knows_no_flights_is_asked_in_batches() {
     struct Counting(Arc<dyn BlockDevice>, base::sync::Mutex<Vec<usize>>);
     impl BlockDevice for Counting {
-        fn name(&self) -> &str {
-            self.0.name()
-        }
-        fn bytes(&self) -> u64 {
-            self.0.bytes()
-        }
-        fn logical_block(&self) -> u32 {
-            self.0.logical_block()
-        }
-        fn memory_align(&self) -> usize {
-            self.0.memory_align()
-        }
-        fn info(&self) -> device::DeviceInfo {
-            self.0.info()
-        }
+        device::described_by!(0);
         fn run(&self, requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>) {
             let reads = |r: &&Request<'_>| matches!(r.operation, Operation::Read { .. });
             self.1.lock().push(requests.iter().filter(reads).count());

@@ -3,7 +3,7 @@
 use crate::fixture::{Sims, UNEQUAL, create};
 use base::sync::{Condvar, Mutex, rank};
 use device::sim::{SimDevice, Times};
-use device::{BlockDevice, DeviceInfo, Durability, Error, Io, Operation, Request};
+use device::{BlockDevice, Durability, Error, Io, Operation, Request};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -78,21 +78,7 @@ impl Gated {
 }
 
 impl BlockDevice for Gated {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-    fn bytes(&self) -> u64 {
-        self.inner.bytes()
-    }
-    fn logical_block(&self) -> u32 {
-        self.inner.logical_block()
-    }
-    fn memory_align(&self) -> usize {
-        self.inner.memory_align()
-    }
-    fn info(&self) -> DeviceInfo {
-        self.inner.info()
-    }
+    device::described_by!(inner);
     fn run(&self, requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>) {
         let waits = match (&requests[0].operation, self.state.lock().writes) {
             (Operation::Flush, writes) => writes.is_none(),

@@ -10,7 +10,7 @@ use crate::testing::{Bytes, TestStore, create, format, options};
 use base::rng::Rng;
 use base::sync::{Mutex, rank};
 use device::sim::{PowerSwitch, SimDevice, Times};
-use device::{AlignedBuf, Array, BlockDevice, DeviceInfo, Operation, Request};
+use device::{AlignedBuf, Array, BlockDevice, Operation, Request};
 use format::label::HEAD_BLOCKS;
 use format::{BLOCK_SIZE, Nid};
 use std::sync::Arc;
@@ -37,25 +37,7 @@ impl Tap {
 }
 
 impl BlockDevice for Tap {
-    fn name(&self) -> &str {
-        self.device.name()
-    }
-
-    fn bytes(&self) -> u64 {
-        self.device.bytes()
-    }
-
-    fn logical_block(&self) -> u32 {
-        self.device.logical_block()
-    }
-
-    fn memory_align(&self) -> usize {
-        self.device.memory_align()
-    }
-
-    fn info(&self) -> DeviceInfo {
-        self.device.info()
-    }
+    device::described_by!(device);
 
     /// A flush that a hook asks for while a record is written does not wait for that.
     fn has_cache(&self) -> bool {

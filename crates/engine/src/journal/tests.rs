@@ -6,7 +6,7 @@ use crate::ahead::Ahead;
 use crate::batches::{self, UNDER_WAY, Walk, read_run};
 use base::atomic::AtomicBool;
 use device::sim::{SimDevice, Times};
-use device::{BlockDevice, DeviceInfo, Request};
+use device::{BlockDevice, Request};
 use format::Block;
 use format::checkpoint::CheckpointRecord;
 use format::geometry::GeometryOptions;
@@ -570,25 +570,7 @@ struct Panicking {
 }
 
 impl BlockDevice for Panicking {
-    fn name(&self) -> &str {
-        self.device.name()
-    }
-
-    fn bytes(&self) -> u64 {
-        self.device.bytes()
-    }
-
-    fn logical_block(&self) -> u32 {
-        self.device.logical_block()
-    }
-
-    fn memory_align(&self) -> usize {
-        self.device.memory_align()
-    }
-
-    fn info(&self) -> DeviceInfo {
-        self.device.info()
-    }
+    device::described_by!(device);
 
     fn run(&self, requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>) {
         let wanted = self.wanted.swap(false, Ordering::SeqCst);

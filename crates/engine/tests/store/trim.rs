@@ -4,7 +4,7 @@ use crate::world::{TestStore, World, free, take_all};
 use base::sync::{Mutex, rank};
 use base::thread::{parallel, yield_now};
 use device::sim::SimDevice;
-use device::{Array, BlockDevice, DeviceInfo, Request};
+use device::{Array, BlockDevice, Request};
 use engine::{Error, Need, Store};
 use std::io;
 use std::sync::Arc;
@@ -19,25 +19,7 @@ struct Discards {
 }
 
 impl BlockDevice for Discards {
-    fn name(&self) -> &str {
-        self.device.name()
-    }
-
-    fn bytes(&self) -> u64 {
-        self.device.bytes()
-    }
-
-    fn logical_block(&self) -> u32 {
-        self.device.logical_block()
-    }
-
-    fn memory_align(&self) -> usize {
-        self.device.memory_align()
-    }
-
-    fn info(&self) -> DeviceInfo {
-        self.device.info()
-    }
+    device::described_by!(device);
 
     fn run(&self, requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>) {
         self.device.run(requests, meanwhile);

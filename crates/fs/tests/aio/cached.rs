@@ -301,21 +301,7 @@ struct Gathering {
 }
 
 impl BlockDevice for Gathering {
-    fn name(&self) -> &str {
-        self.below.name()
-    }
-    fn bytes(&self) -> u64 {
-        self.below.bytes()
-    }
-    fn logical_block(&self) -> u32 {
-        self.below.logical_block()
-    }
-    fn memory_align(&self) -> usize {
-        self.below.memory_align()
-    }
-    fn info(&self) -> device::DeviceInfo {
-        self.below.info()
-    }
+    device::described_by!(below);
     fn run(&self, requests: &mut [device::Request<'_>], meanwhile: Option<&mut dyn FnMut()>) {
         let wanted = self.wanted.load(Ordering::SeqCst);
         let reads =

@@ -264,21 +264,7 @@ struct Tearing {
 }
 
 impl BlockDevice for Tearing {
-    fn name(&self) -> &str {
-        self.below.name()
-    }
-    fn bytes(&self) -> u64 {
-        self.below.bytes()
-    }
-    fn logical_block(&self) -> u32 {
-        self.below.logical_block()
-    }
-    fn memory_align(&self) -> usize {
-        self.below.memory_align()
-    }
-    fn info(&self) -> device::DeviceInfo {
-        self.below.info()
-    }
+    device::described_by!(below);
     fn run(&self, requests: &mut [device::Request<'_>], meanwhile: Option<&mut dyn FnMut()>) {
         if let [request] = &mut *requests
             && let Operation::Read { offset, buf } = &mut request.operation

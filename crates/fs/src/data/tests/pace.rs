@@ -6,7 +6,7 @@ use base::atomic::Ordering;
 use base::sync::{Mutex, rank};
 use base::thread;
 use device::sim::Times as Strikes;
-use device::{DeviceInfo, Durability, Operation, Request};
+use device::{Durability, Operation, Request};
 use std::io;
 
 const PIECE: u64 = 64 * PAGE;
@@ -40,25 +40,7 @@ struct Watched {
 }
 
 impl BlockDevice for Watched {
-    fn name(&self) -> &str {
-        self.below.name()
-    }
-
-    fn bytes(&self) -> u64 {
-        self.below.bytes()
-    }
-
-    fn logical_block(&self) -> u32 {
-        self.below.logical_block()
-    }
-
-    fn memory_align(&self) -> usize {
-        self.below.memory_align()
-    }
-
-    fn info(&self) -> DeviceInfo {
-        self.below.info()
-    }
+    device::described_by!(below);
 
     fn run(&self, requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>) {
         let written = |r: &Request<'_>| match &r.operation {
