@@ -26,7 +26,8 @@
 //! begins is not called back.
 //!
 //! What it costs: one piece at a time keeps a device with a long queue less busy, and a flush for each `UNFLUSHED_MAX` bytes
-//! stops writing as long as it takes. Who offers its CPU gives away what is left of its turn on it, where others want one: 1 to 3 ms for each MiB.
+//! stops writing as long as it takes. Who offers its CPU gives away what is left of its turn on it, where others want one; beside programs that
+//! compute all the time the writer was no slower by that.
 
 use super::Files;
 use base::atomic::{AtomicU64, Ordering};
