@@ -31,12 +31,12 @@
 //!    of this checkpoint, whose images may have its space map still.
 
 use crate::content::Content;
-use crate::dirty::{Charge, LEAF_COST, reserve_chunks};
+use crate::dirty::{Charge, Dirty, LEAF_COST, reserve_chunks};
 use crate::error::Error;
 use crate::items::{read_item, read_page};
 use crate::journal::Anchor;
 use crate::node::{Body, Cell, State, ask_to_change};
-use crate::op::{self, Dirty};
+use crate::op;
 use crate::segments::{Changes, Packer};
 use crate::space::ChunkState;
 use crate::step::Step;

@@ -16,7 +16,7 @@
 //!    is kept: so it is never more than two thirds of what is kept, and no more than a quarter of what is free
 //!    when the limits are set. That room is given up when anybody else has need of it (`Store::give_way`).
 
-use crate::op::Dirty;
+use crate::node::Cell;
 use crate::store::StoreOptions;
 use crate::sum::{Padded, Sum};
 use crate::table::ChangedLeaves;
@@ -40,6 +40,23 @@ const BOUND_GROWTH: i64 = 2;
 const LEAF_LEAST: i64 = 512;
 /// Least of all limits.
 const LEAST: i64 = 32 << 10;
+
+/// An entry of a dirty list. With the nid, so that a checkpoint sorts them and enters their images into
+/// the node table without a look at cells that other cores have written.
+#[derive(Debug)]
+pub(crate) struct Dirty<C> {
+    pub nid: Nid,
+    pub cell: Arc<Cell<C>>,
+}
+
+impl<C> Clone for Dirty<C> {
+    fn clone(&self) -> Self {
+        Dirty {
+            nid: self.nid,
+            cell: Arc::clone(&self.cell),
+        }
+    }
+}
 
 /// What dirty nodes count for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

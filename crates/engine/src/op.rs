@@ -994,20 +994,3 @@ pub(crate) fn fold<C: Content>(store: &Store<C>, cell: &Arc<Cell<C>>, state: &mu
     store.journal.stage_fold(&pin, record);
     step.end();
 }
-
-/// An entry of a dirty list. With the nid, so that a checkpoint sorts them and enters their images into
-/// the node table without a look at cells that other cores have written.
-#[derive(Debug)]
-pub(crate) struct Dirty<C> {
-    pub nid: Nid,
-    pub cell: Arc<Cell<C>>,
-}
-
-impl<C> Clone for Dirty<C> {
-    fn clone(&self) -> Self {
-        Dirty {
-            nid: self.nid,
-            cell: Arc::clone(&self.cell),
-        }
-    }
-}

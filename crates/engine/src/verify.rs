@@ -11,11 +11,11 @@
 //!    segments, one read buffer for each worker, [`FINDINGS_MAX`](crate::FINDINGS_MAX) findings.
 
 use crate::content::Content;
+use crate::dirty::Dirty;
 use crate::error::Error;
 use crate::finding::{Findings, Object, Severity};
 use crate::items::{node_in, read_node};
 use crate::node::Body;
-use crate::op::Dirty;
 use crate::space::ChunkState;
 use crate::space_map::SpaceMap;
 use crate::store::Store;
