@@ -371,8 +371,7 @@ fn left(fs: &FileSystem, ledger: &Ledger, number: usize) -> Result<(), String> {
 /// One run; an error says what was not as it must be.
 pub fn run(seed: u64) -> Result<(), String> {
     let mut rng = Rng::new(seed);
-    let mut shape = Shape::small(1 + seed % 2);
-    shape.options.store.shards = 2;
+    let mut shape = Shape::of_two_threads(seed);
     shape.tight = rng.one_in(3);
     let machine = Machine::new(&Image::format(&shape)?, seed);
     let text = |error: Error| error.to_string();

@@ -174,8 +174,7 @@ fn mode(step: u64) -> SetAttr {
 /// One run; an error says what was not as it must be.
 pub fn run(seed: u64) -> Result<(), String> {
     let mut rng = Rng::new(seed);
-    let mut shape = Shape::small(1 + seed % 2);
-    shape.options.store.shards = 2;
+    let shape = Shape::of_two_threads(seed);
     let machine = Machine::new(&Image::format(&shape)?, seed);
     let text = |error: Error| error.to_string();
     let kinds: Vec<Kind> = (0..=STEPS).map(|_| *rng.pick(&KINDS)).collect();

@@ -111,8 +111,7 @@ fn number(tx: &mut Transaction<'_>, ino: Ino) -> Result<u64, Error> {
 /// One run; an error says what was not as it must be.
 pub fn run(seed: u64) -> Result<(), String> {
     let mut rng = Rng::new(seed);
-    let mut shape = Shape::small(1 + seed % 2);
-    shape.options.store.shards = 2;
+    let shape = Shape::of_two_threads(seed);
     let machine = Machine::new(&Image::format(&shape)?, seed);
     let text = |error: Error| error.to_string();
     let files = sched::run("transactions", seed, &machine.clock, || {

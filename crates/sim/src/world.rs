@@ -55,6 +55,13 @@ pub struct Shape {
 pub const SMALL: u64 = 64 << 20;
 
 impl Shape {
+    /// A small array of one or two devices, with a shard for each of two threads.
+    pub fn of_two_threads(seed: u64) -> Shape {
+        let mut shape = Shape::small(1 + seed % 2);
+        shape.options.store.shards = 2;
+        shape
+    }
+
     /// A small array of so many equal devices, with memory enough for what tests do.
     pub fn small(devices: u64) -> Shape {
         let bytes = (SMALL / devices).next_multiple_of(4096);
