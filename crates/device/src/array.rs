@@ -24,6 +24,7 @@ use base::sync::{Mutex, rank};
 use format::geometry::{Geometry, Piece};
 use format::label::Label;
 use format::{BLOCK_SIZE, Damage};
+use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
@@ -125,7 +126,9 @@ pub struct Array {
 }
 
 /// Requests of one device within a batch.
-type DeviceBatch<'a> = (usize, Vec<Request<'a>>);
+type DeviceBatch<'a> = (usize, SmallVec<[Request<'a>; 1]>);
+/// Those of all devices. What goes to one device in one piece takes no memory from the heap.
+type DeviceBatches<'a> = SmallVec<[DeviceBatch<'a>; 1]>;
 
 impl Array {
     pub(crate) fn new(
@@ -344,7 +347,7 @@ impl Array {
     /// Splits the transfers over the devices, runs them and finds the first error.
     fn dispatch(&self, ios: &mut [Io<'_>]) -> Result<(), Error> {
         let _waiting = base::trace::device(|| ios.iter().map(Io::bytes).sum());
-        let mut batches: Vec<DeviceBatch<'_>> = Vec::new();
+        let mut batches = DeviceBatches::new();
         for (tag, io) in ios.iter_mut().enumerate() {
             match io {
                 Io::Read { byte, buf } => {
@@ -511,9 +514,9 @@ impl Array {
 
     /// Issues the flushes that are ours, in parallel, and publishes how each ended.
     fn lead_flushes(&self, leads: Vec<(usize, Lead<'_>)>) {
-        let mut batches: Vec<DeviceBatch<'_>> = leads
+        let mut batches: DeviceBatches<'_> = leads
             .iter()
-            .map(|(index, _)| (*index, vec![Request::new(Operation::Flush, 0)]))
+            .map(|(index, _)| (*index, smallvec![Request::new(Operation::Flush, 0)]))
             .collect();
         let mut leads: BTreeMap<usize, Lead<'_>> = leads.into_iter().collect();
         let mut in_doubt = Vec::new();
@@ -680,7 +683,7 @@ impl Array {
     }
 
     fn run_on(&self, device: usize, operation: Operation<'_>) -> Result<(), Error> {
-        let mut batch = [(device, vec![Request::new(operation, 0)])];
+        let mut batch = [(device, smallvec![Request::new(operation, 0)])];
         self.run(&mut batch, &mut |_, _| {});
         self.first_error(&batch)
     }
@@ -690,7 +693,7 @@ impl Array {
         if self.read_only {
             return Err(Error::ReadOnly);
         }
-        let mut batches = Vec::new();
+        let mut batches = DeviceBatches::new();
         for (tag, &(device, offset)) in places.iter().enumerate() {
             let write = Operation::Write {
                 offset,
@@ -836,10 +839,10 @@ fn set_durability(ios: &mut [Io<'_>], wanted: Durability) {
     }
 }
 
-fn add_request<'a>(batches: &mut Vec<DeviceBatch<'a>>, device: usize, request: Request<'a>) {
+fn add_request<'a>(batches: &mut DeviceBatches<'a>, device: usize, request: Request<'a>) {
     match batches.iter_mut().find(|(d, _)| *d == device) {
         Some((_, requests)) => requests.push(request),
-        None => batches.push((device, vec![request])),
+        None => batches.push((device, smallvec![request])),
     }
 }
 

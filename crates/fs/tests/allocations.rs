@@ -1,9 +1,10 @@
-//! Requests in flight take no memory of their own: what a context needs it has from its beginning.
+//! Reads take no memory of their own: requests in flight have what a context has from its beginning, and a read that waits for its device goes to
+//! the caller's memory, or by memory that its thread keeps.
 
 use base::allocations::{Counting, of_this_thread};
 use device::{AlignedBuf, Array, OpenOptions, create_image, open_devices};
 use format::geometry::{Geometry, GeometryOptions};
-use fs::{Caller, Completion, FileSystem, FsOptions, MkfsOptions, ROOT, Request};
+use fs::{Caller, Completion, FileSystem, FsOptions, MkfsOptions, OpenFile, ROOT, Request};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -29,9 +30,8 @@ fn file_system() -> (tempfile::TempDir, Arc<FileSystem>) {
     (dir, FileSystem::open(array, FsOptions::default()).unwrap())
 }
 
-#[test]
-fn a_read_in_flight_or_of_cached_pages_allocates_nothing() {
-    let (_dir, fs) = file_system();
+/// One that is read past the cache, with all its pages on the devices.
+fn large_file(fs: &FileSystem) -> Arc<OpenFile> {
     let flags = libc::O_RDWR | libc::O_DIRECT;
     let (_, file) = fs
         .create(&Caller::root(), ROOT, b"file", 0o644, flags)
@@ -39,6 +39,30 @@ fn a_read_in_flight_or_of_cached_pages_allocates_nothing() {
     let written = fs.write(&file, 0, &AlignedBuf::zeroed(PAGES as usize * PAGE));
     assert_eq!(written.unwrap(), PAGES as usize * PAGE);
     fs.fsync(&file, false).unwrap();
+    file
+}
+
+#[test]
+fn a_read_that_waits_for_its_device_allocates_nothing() {
+    let (_dir, fs) = file_system();
+    let file = large_file(&fs);
+    let mut page = AlignedBuf::zeroed(PAGE);
+    // Of part of a page, and of a whole one.
+    let mut read = |number: u64| {
+        let at = number * 7 % PAGES * PAGE as u64;
+        assert_eq!(fs.read(&file, at, &mut page).unwrap(), PAGE);
+        assert_eq!(fs.read(&file, at + 100, &mut page[..500]).unwrap(), 500);
+    };
+    (0..10).for_each(&mut read);
+    let before = of_this_thread();
+    (10..110).for_each(&mut read);
+    assert_eq!(of_this_thread() - before, 0);
+}
+
+#[test]
+fn a_read_in_flight_or_of_cached_pages_allocates_nothing() {
+    let (_dir, fs) = file_system();
+    let file = large_file(&fs);
     let cached = fs.open_file(file.ino(), libc::O_RDONLY).unwrap();
     fs.read(&cached, 0, &mut [0; 16 * PAGE]).unwrap();
     let mut context = fs.io_context(DEPTH as u32).unwrap();

@@ -1,21 +1,29 @@
-//! Memory between devices and the cache. Large pieces are kept for the next who needs one: that the kernel makes memory that was
-//! never used costs more than a copy of the same size.
+//! Memory between devices and the cache, kept for the next who needs some: that the kernel makes memory that was never used costs
+//! more than a copy of the same size, and to take a page from the heap, aligned and zeroed, as much as all else that a read of one does.
 //!
 //! Invariants:
 //! 1. A piece holds whatever its last user left there. Who takes one fills what it shows to anybody.
-//! 2. What is kept is at most [`Bounces::new`]'s bound.
+//! 2. What is kept is at most [`Bounces::new`]'s bound, and one small piece of each length (60 KiB in all) for each of up to [`LANES`] threads.
 //!
+//! Small pieces stay with the thread that used them ([`lane`]): threads that read at the same time have no lock in common.
 //! Pieces from [`LARGE`] on lie in large pages, as far as there is room to keep them: of a transfer of 1 MiB the kernel looks up each page.
 //! One that finds no room when it comes back is let go of, but its memory stays as long as the other half of its large page: at most as much again as is in use.
 
 use base::mapping;
 use base::sync::{Mutex, rank};
+use base::thread::lane;
 use device::AlignedBuf;
+use format::BLOCK_SIZE;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-/// What is smaller is taken from the heap as it is.
+/// What is smaller is a small piece.
 const LEAST: usize = 64 << 10;
+/// The length of the smallest ones; the others' are powers of two up to [`LEAST`].
+const SMALLEST: usize = BLOCK_SIZE;
+const SMALL_CLASSES: usize = (LEAST / SMALLEST).ilog2() as usize;
+/// Threads beyond so many share small pieces.
+const LANES: usize = 64;
 /// What fills large pages, alone or with others of its length.
 const LARGE: usize = 1 << 20;
 /// Lengths of kept pieces: powers of two from [`LEAST`] on.
@@ -24,9 +32,15 @@ const CLASSES: usize = 7;
 /// Pieces that nobody uses at the moment.
 #[derive(Debug)]
 pub(super) struct Bounces {
+    lanes: Box<[Lane]>,
     kept: Mutex<Kept>,
     most: usize,
 }
+
+/// Small pieces of a thread, on cache lines of its own.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Lane(Mutex<[Option<AlignedBuf>; SMALL_CLASSES]>);
 
 #[derive(Debug, Default)]
 struct Kept {
@@ -42,6 +56,12 @@ pub(super) struct Bounce<'a> {
     len: usize,
 }
 
+/// The class of small pieces that have at least so many bytes.
+fn small_class_of(bytes: usize) -> Option<usize> {
+    let class = bytes.div_ceil(SMALLEST).next_power_of_two().ilog2() as usize;
+    (bytes > 0 && class < SMALL_CLASSES).then_some(class)
+}
+
 /// The class of pieces that have at least so many bytes.
 fn class_of(bytes: usize) -> Option<usize> {
     let class = bytes.div_ceil(LEAST).next_power_of_two().ilog2() as usize;
@@ -51,7 +71,9 @@ fn class_of(bytes: usize) -> Option<usize> {
 impl Bounces {
     /// Keeps up to `most` bytes.
     pub fn new(most: usize) -> Bounces {
+        let lane = |_| Lane(Mutex::new(rank::LEAF, Default::default()));
         Bounces {
+            lanes: (0..LANES).map(lane).collect(),
             kept: Mutex::new(rank::LEAF, Kept::default()),
             most,
         }
@@ -68,6 +90,10 @@ impl Bounces {
 
     /// The same, or more bytes, for somebody who may [`give`](Self::give) them back.
     pub fn take_out(&self, bytes: usize) -> AlignedBuf {
+        if let Some(class) = small_class_of(bytes) {
+            let kept = self.lane().lock()[class].take();
+            return kept.unwrap_or_else(|| AlignedBuf::zeroed(SMALLEST << class));
+        }
         let Some(class) = class_of(bytes) else {
             return AlignedBuf::zeroed(bytes);
         };
@@ -92,8 +118,18 @@ impl Bounces {
         memory.expect("one at least")
     }
 
+    fn lane(&self) -> &Mutex<[Option<AlignedBuf>; SMALL_CLASSES]> {
+        &self.lanes[lane() % LANES].0
+    }
+
     /// Keeps a piece that nobody uses any more, if there is room for it.
     pub fn give(&self, memory: AlignedBuf) {
+        if let Some(class) = small_class_of(memory.len()) {
+            if SMALLEST << class == memory.len() {
+                let _other = self.lane().lock()[class].replace(memory);
+            }
+            return;
+        }
         let Some(class) = class_of(memory.len()).filter(|&class| LEAST << class == memory.len())
         else {
             return;
@@ -204,6 +240,30 @@ mod tests {
         assert_eq!(bounces.kept.lock().bytes, 2 * LEAST);
         drop(other);
         assert_eq!(bounces.kept.lock().bytes, 3 * LEAST);
+    }
+
+    #[test]
+    fn a_thread_has_its_small_pieces_again() {
+        let bounces = Bounces::new(0);
+        for (bytes, len) in [
+            (1, 4096),
+            (4096, 4096),
+            (4097, 8192),
+            (LEAST / 2, LEAST / 2),
+        ] {
+            let mut first = bounces.take_out(bytes);
+            assert_eq!(first.len(), len);
+            first.fill(9);
+            bounces.give(first);
+            // A longer one has others.
+            assert!(bounces.take_out(2 * len).iter().all(|&b| b == 0));
+            let again = bounces.take(bytes);
+            assert_eq!((&again[..], again.len()), (&vec![9; bytes][..], bytes));
+        }
+        // What nobody else could use.
+        bounces.give(AlignedBuf::zeroed(5000));
+        assert!(bounces.take(5000).iter().any(|&b| b != 0));
+        assert_eq!(bounces.kept.lock().bytes, 0);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::content::{Body, Child, Delta, FileExtent, FsNode, Inode, Root, TreeId
 use crate::{Error, tree};
 use engine::{Extent, FreshNid, Op, Slot, Store};
 use format::{Block, Damage};
+use smallvec::SmallVec;
 use std::ops::Range;
 
 /// Extents in a leaf.
@@ -89,14 +90,17 @@ fn clip_one(extent: &FileExtent, pages: &Range<u64>) -> FileExtent {
     }
 }
 
+/// Extents of a file that were looked up: mostly one, seldom more than lie here without memory from the heap.
+pub(super) type Mapped = SmallVec<[FileExtent; 4]>;
+
 /// The mapped parts of `pages`, ascending, at most `most` of them. The inode is locked.
 pub(super) fn lookup(
     store: &Store<FsNode>,
     inode: &Inode,
     pages: Range<u64>,
     most: usize,
-) -> Result<Vec<FileExtent>, Error> {
-    let mut found = Vec::new();
+) -> Result<Mapped, Error> {
+    let mut found = Mapped::new();
     if pages.is_empty() {
         return Ok(found);
     }
@@ -131,25 +135,11 @@ pub(super) fn lookup(
 }
 
 /// Extents that [`glance`] finds at most.
-pub(super) const GLANCED_MAX: usize = 16;
+const GLANCED_MAX: usize = 16;
 
-/// A few extents, without memory of their own.
-#[derive(Clone, Copy)]
-pub(super) struct Glanced {
-    extents: [FileExtent; GLANCED_MAX],
-    len: usize,
-}
-
-impl std::ops::Deref for Glanced {
-    type Target = [FileExtent];
-    fn deref(&self) -> &[FileExtent] {
-        &self.extents[..self.len]
-    }
-}
-
-/// As [`lookup`] without waiting or allocating. `None`: they are too many, or in nodes that are not in memory or that somebody
+/// As [`lookup`] without waiting. `None`: they are too many, or in nodes that are not in memory or that somebody
 /// changes, or in more than one leaf, or not as they should be: `lookup` tells.
-pub(super) fn glance(store: &Store<FsNode>, inode: &Inode, pages: &Range<u64>) -> Option<Glanced> {
+pub(super) fn glance(store: &Store<FsNode>, inode: &Inode, pages: &Range<u64>) -> Option<Mapped> {
     match &inode.body {
         Body::Extents(list) => few(store, list, pages),
         Body::Tree(root) => {
@@ -163,25 +153,15 @@ pub(super) fn glance(store: &Store<FsNode>, inode: &Inode, pages: &Range<u64>) -
     }
 }
 
-fn few(store: &Store<FsNode>, list: &[FileExtent], pages: &Range<u64>) -> Option<Glanced> {
-    let none = FileExtent {
-        page: 0,
-        block: Block(0),
-        len: 0,
-        written: false,
-    };
-    let mut found = Glanced {
-        extents: [none; GLANCED_MAX],
-        len: 0,
-    };
+fn few(store: &Store<FsNode>, list: &[FileExtent], pages: &Range<u64>) -> Option<Mapped> {
+    let mut found = Mapped::new();
     let first = list.partition_point(|e| e.end() <= pages.start);
     for extent in list[first..].iter().take_while(|e| e.page < pages.end) {
         let (block, len) = (extent.block, extent.len);
-        if found.len == GLANCED_MAX || !store.is_data_extent(Extent { block, len }) {
+        if found.len() == GLANCED_MAX || !store.is_data_extent(Extent { block, len }) {
             return None;
         }
-        found.extents[found.len] = clip_one(extent, pages);
-        found.len += 1;
+        found.push(clip_one(extent, pages));
     }
     Some(found)
 }

@@ -27,14 +27,14 @@ mod writing;
 pub(super) use writing::is_written;
 pub(crate) use writing::{InFlight, Writing};
 
-use super::extents::{self, Glanced};
+use super::extents::{self, Mapped};
 use super::file::{FileState, OpenFile};
 use super::gate::Quiet;
 use super::ranges::Moment;
 use super::read::Going;
 use super::{Files, PAGE, pages_of};
 use crate::Error;
-use crate::content::{Body, FileExtent};
+use crate::content::Body;
 use base::canary::{Canary, planted};
 use base::thread::yield_now;
 use device::{AlignedBuf, Run};
@@ -310,8 +310,7 @@ impl Files {
             return Ok(Some(()));
         };
         let pages = *first..last + 1;
-        let (few, all): (Glanced, Vec<FileExtent>);
-        let found: &[FileExtent] = {
+        let found: Mapped = {
             let content = state.node.read()?;
             let inode = content.inode()?;
             let tail = inode.tail.as_ref();
@@ -320,14 +319,12 @@ impl Files {
             }
             if flying.past && !matches!(inode.body, Body::Inline(_)) {
                 // Its owner may wait.
-                all = extents::lookup(&self.store, inode, pages, usize::MAX)?;
-                &all
+                extents::lookup(&self.store, inode, pages, usize::MAX)?
             } else {
                 let Some(found) = extents::glance(&self.store, inode, &pages) else {
                     return Ok(None);
                 };
-                few = found;
-                &few
+                found
             }
         };
         let waits = |blocks| !self.store.waiting_data(blocks).is_empty();

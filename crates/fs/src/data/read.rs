@@ -3,7 +3,7 @@
 use super::advice::Advice;
 use super::ahead::Found;
 use super::bounce::Bounce;
-use super::extents::{self, PAGE_LIMIT};
+use super::extents::{self, Mapped, PAGE_LIMIT};
 use super::file::{FileState, OpenFile};
 use super::gate::Quiet;
 use super::ranges::Mode;
@@ -20,6 +20,7 @@ use device::{Io, Scattered};
 use engine::cache::{Absence, Load, WAYS};
 use engine::{Extent, NewData};
 use format::BLOCK_SIZE;
+use smallvec::SmallVec;
 use std::ops::Range;
 
 /// Pages that one device batch reads.
@@ -76,7 +77,7 @@ impl Reading<'_> {
 /// Pages that were not cached, and that they were not.
 pub(super) struct Missing {
     pub pages: Range<u64>,
-    absences: Vec<Absence>,
+    absences: SmallVec<[Absence; 4]>,
     /// That nobody wrote several pages, or past the cache, when they were not cached.
     quiet: Option<Quiet>,
 }
@@ -287,7 +288,8 @@ impl Files {
         while at < end {
             let (page, within) = (at / PAGE, (at % PAGE) as usize);
             let len = (BLOCK_SIZE - within).min((end - at) as usize);
-            let out = &mut buf[(at - offset) as usize..][..len];
+            let from = (at - offset) as usize;
+            let out = &mut buf[from..][..len];
             let found = match how.keep {
                 true => self.pages.read(state.key, page, within, out),
                 false => self.pages.copy(state.key, page, within, out),
@@ -299,8 +301,16 @@ impl Files {
             let Some(until) = self.until(state, page, end, how) else {
                 continue;
             };
-            let Some(mut missing) = self.missing_run(state, page, last.max(until), how.ahead)
-            else {
+            // Devices fill the caller's memory, where that has whole pages and the cache has no use for them.
+            let whole = match !how.keep && within == 0 && self.suits_devices(&buf[from..]) {
+                true => (end - at) / PAGE,
+                false => 0,
+            };
+            let last = match whole {
+                0 => last.max(until),
+                whole => page + whole,
+            };
+            let Some(mut missing) = self.missing_run(state, page, last, how.ahead) else {
                 continue;
             };
             if let Some((_, Some(run))) = how.by.filter(|_| until == page + 1) {
@@ -308,8 +318,11 @@ impl Files {
                 let next = last.max(missing.pages.end);
                 run.asked.store(next, Ordering::Relaxed);
             }
-            let mut memory = self.memory.take(missing.bytes());
-            let mut loaded = &mut memory[..];
+            let mut apart = (whole == 0).then(|| self.memory.take(missing.bytes()));
+            let mut loaded = match &mut apart {
+                Some(memory) => &mut memory[..],
+                None => &mut buf[from..][..missing.bytes()],
+            };
             if let Err(error) = self.load_into(state, missing.pages.clone(), loaded) {
                 // What cannot be read may be a neighbour that nobody asked for.
                 if missing.pages.end == page + 1 {
@@ -326,8 +339,10 @@ impl Files {
             }
             let stop = end.min(good.end * PAGE);
             if stop > at {
-                let len = (stop - at) as usize;
-                buf[(at - offset) as usize..][..len].copy_from_slice(&loaded[within..within + len]);
+                if let Some(memory) = &apart {
+                    let len = (stop - at) as usize;
+                    buf[from..][..len].copy_from_slice(&memory[within..within + len]);
+                }
                 if how.keep {
                     let wanted = stop.div_ceil(PAGE);
                     self.pages.brought(wanted - page, good.end - wanted);
@@ -342,6 +357,14 @@ impl Files {
             }
         }
         Ok(true)
+    }
+
+    /// Devices take this memory as it lies; of other memory they get a copy.
+    pub(super) fn suits_devices(&self, memory: &[u8]) -> bool {
+        memory
+            .as_ptr()
+            .addr()
+            .is_multiple_of(self.store.array().memory_align())
     }
 
     /// How far a request is to read at least that needs a page which is not cached, and ends at byte `end`. `None`: it was being loaded.
@@ -373,7 +396,7 @@ impl Files {
         // Before it is known that they are not cached, and before they are read.
         let quiet = state.stores.quiet();
         let absent = |page| self.pages.absence(state.key, page);
-        let absences: Vec<Absence> = (page..most).map_while(absent).collect();
+        let absences: SmallVec<_> = (page..most).map_while(absent).collect();
         let end = page + absences.len() as u64;
         (end > page).then_some(Missing {
             pages: page..end,
@@ -468,7 +491,7 @@ impl Files {
             let inode = content.inode()?;
             let tail = inode.tail.as_ref().filter(|t| pages.contains(&t.page));
             let mapped = match &inode.body {
-                Body::Inline(_) => Vec::new(),
+                Body::Inline(_) => Mapped::new(),
                 _ => extents::lookup(&self.store, inode, pages.clone(), usize::MAX)?,
             };
             zero_between(&mapped, pages.start, buf);
@@ -489,7 +512,7 @@ impl Files {
         for Waiting { pages, .. } in &waiting {
             mapped = without(&mapped, pages);
         }
-        let mut ios = Vec::with_capacity(mapped.len());
+        let mut ios: SmallVec<[Io<'_>; 2]> = SmallVec::with_capacity(mapped.len());
         let mut rest = &mut *buf;
         let mut at = pages.start;
         for extent in mapped.iter().filter(|e| e.written) {
@@ -571,7 +594,7 @@ impl Files {
         &self,
         state: &Arc<FileState>,
         pages: &Range<u64>,
-    ) -> Result<Option<Vec<FileExtent>>, Error> {
+    ) -> Result<Option<Mapped>, Error> {
         if state.meta.lock().replaced {
             return Ok(None);
         }
@@ -663,8 +686,8 @@ struct Waiting {
 }
 
 /// What is mapped outside these pages.
-fn without(mapped: &[FileExtent], pages: &Range<u64>) -> Vec<FileExtent> {
-    let mut others = extents::clip(mapped, &(0..pages.start));
+fn without(mapped: &[FileExtent], pages: &Range<u64>) -> Mapped {
+    let mut others = Mapped::from_vec(extents::clip(mapped, &(0..pages.start)));
     others.extend(extents::clip(mapped, &(pages.end..PAGE_LIMIT)));
     others
 }

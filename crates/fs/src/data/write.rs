@@ -22,7 +22,7 @@
 //!    meanwhile may cache what they held before. Nobody writes these pages back meanwhile, nor vouches for them.
 //! 9. What finds no block, but room in the inode, is logged at once and leaves no page dirty ([`through`](super::writeback)).
 
-use super::extents;
+use super::extents::{self, Mapped};
 use super::file::{FileState, OpenFile};
 use super::flight::is_written;
 use super::gate::Storing;
@@ -677,9 +677,9 @@ impl Files {
         &self,
         state: &Arc<FileState>,
         pages: Range<u64>,
-    ) -> Result<Vec<FileExtent>, Error> {
+    ) -> Result<Mapped, Error> {
         if state.meta.lock().replaced {
-            return Ok(Vec::new());
+            return Ok(Mapped::new());
         }
         let content = state.node.read()?;
         extents::lookup(&self.store, content.inode()?, pages, usize::MAX)
@@ -819,7 +819,7 @@ impl Files {
         &self,
         state: &Arc<FileState>,
         pages: &Range<u64>,
-    ) -> Result<Option<Vec<FileExtent>>, Error> {
+    ) -> Result<Option<Mapped>, Error> {
         if !self.is_logged(state, pages) {
             return Ok(None);
         }

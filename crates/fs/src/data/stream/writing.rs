@@ -130,8 +130,7 @@ impl Files {
         {
             return Ok(Some(written));
         }
-        let align = self.store.array().memory_align();
-        if (data.as_ptr() as usize).is_multiple_of(align) {
+        if self.suits_devices(data) {
             return self.write_to_devices(&file.state, offset, data);
         }
         // Memory that no device takes is copied to some that all do.

@@ -4,13 +4,14 @@ use crate::Error;
 use crate::content::{FileExtent, FsNode};
 use crate::data::Files;
 use crate::data::bounce::Shared;
-use crate::data::extents::{self, CHANGES_MAX, Change, PAGE_LIMIT};
+use crate::data::extents::{self, CHANGES_MAX, Change, Mapped, PAGE_LIMIT};
 use crate::data::file::FileState;
 use base::canary::{Canary, planted};
 use base::sync::Arc;
 use device::{Durability, Io};
 use engine::{Extent, Kept, NewData, Reservation, Store};
 use format::{BLOCK_SIZE, Block};
+use smallvec::SmallVec;
 use std::ops::Range;
 
 /// Pages at consecutive offsets that go to consecutive blocks.
@@ -175,7 +176,7 @@ impl Files {
             // The page before tells where the file goes on.
             let around = run.start.saturating_sub(1)..run.end;
             let mapped = match fresh {
-                true => Ok(Vec::new()),
+                true => Ok(Mapped::new()),
                 false => self.mapped(state, around),
             };
             let laid = mapped.and_then(|mapped| {
@@ -355,7 +356,7 @@ pub(super) fn changes_of(segments: &[Segment]) -> Vec<Change> {
 /// with it.
 pub(in crate::data) struct Writes<'a> {
     data: &'a [u8],
-    pub(super) ios: Vec<Io<'a>>,
+    pub(super) ios: SmallVec<[Io<'a>; 1]>,
     pub(in crate::data) durability: Durability,
     /// Where the last one goes, and what it writes.
     pub(super) last: Option<(u64, Range<usize>)>,
@@ -365,7 +366,7 @@ impl<'a> Writes<'a> {
     pub fn new(data: &'a [u8]) -> Self {
         Writes {
             data,
-            ios: Vec::new(),
+            ios: SmallVec::new(),
             durability: Durability::Volatile,
             last: None,
         }
