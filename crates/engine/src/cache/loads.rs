@@ -81,8 +81,13 @@ impl Load<'_> {
         self.zero(0..BLOCK_SIZE);
     }
 
+    /// Copies what the frame holds by now, from `offset` on.
+    pub fn copy_out(&self, offset: usize, out: &mut [u8]) {
+        self.cache.frames.copy_out(self.frame, offset, out);
+    }
+
     /// The frame has the page's content, as its device held it since the load began: it is cached from now on, unless
-    /// somebody has written it meanwhile (false), or it is there already. Counted as read ahead.
+    /// somebody has written it meanwhile (false), or it is there already.
     pub fn publish(mut self) -> bool {
         let mut set = self.place.set.lock();
         if std::mem::replace(&mut self.ended, true) {
@@ -93,9 +98,7 @@ impl Load<'_> {
         let page = (found.is_none() && fresh).then_some((self.place.print, self.place.page));
         set.end_aside(self.way, page);
         if page.is_some() {
-            let counters = self.cache.counters.mine();
-            counters.inserted();
-            counters.ahead();
+            self.cache.counters.mine().inserted();
         }
         fresh && found.is_none_or(|way| set.stamp(way) == 0)
     }

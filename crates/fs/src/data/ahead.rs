@@ -331,9 +331,9 @@ impl Files {
             if !is_undisturbed(state, quiet) {
                 return Ok(());
             }
-            for load in loads {
-                load.publish();
-            }
+            let kept = loads.into_iter().map(Load::publish);
+            let kept = kept.filter(|&kept| kept).count();
+            self.pages.brought(0, kept as u64);
         }
         Ok(())
     }

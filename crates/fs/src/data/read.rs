@@ -16,6 +16,7 @@ use base::atomic::Ordering;
 use base::canary::{Canary, planted};
 use base::clock::Timestamp;
 use base::sync::Arc;
+use base::tight;
 use device::{Io, Scattered};
 use engine::cache::{Absence, Load, WAYS};
 use engine::{Extent, NewData};
@@ -25,10 +26,17 @@ use std::ops::Range;
 
 /// Pages that one device batch reads.
 pub(super) const CLUSTER: u64 = 256;
+/// Pages from which on a read has devices fill the frames where they stay: for less, the kernel takes longer over memory in pieces than a
+/// copy takes.
+const FRAMED_MIN: usize = 8;
 const DAY_SECONDS: i64 = 24 * 60 * 60;
 
 /// How often a read takes up what was written while it read from a device, before it keeps writers out.
 pub(super) const TRIES: u32 = 3;
+
+fn framed_min() -> usize {
+    tight::limit(FRAMED_MIN, 2)
+}
 
 /// How a range is read.
 pub(super) struct Reading<'a> {
@@ -285,6 +293,8 @@ impl Files {
         let end = offset + buf.len() as u64;
         let last = end.div_ceil(PAGE);
         let (mut at, mut stale) = (offset, 0);
+        // Pages below were tried to be read to their frames.
+        let mut framed = 0;
         while at < end {
             let (page, within) = (at / PAGE, (at % PAGE) as usize);
             let len = (BLOCK_SIZE - within).min((end - at) as usize);
@@ -310,14 +320,24 @@ impl Files {
                 0 => last.max(until),
                 whole => page + whole,
             };
-            let Some(mut missing) = self.missing_run(state, page, last, how.ahead) else {
+            let reach = self.run_end(state, page, last, how.ahead);
+            if how.keep && !how.in_turn && page >= framed && (reach - page) as usize >= framed_min()
+            {
+                framed = reach;
+                let good = self.read_framed(state, page..reach, at, &mut buf[from..]);
+                let stop = end.min(good * PAGE);
+                if stop > at {
+                    self.note_asked(how, until == page + 1, last.max(good));
+                    let wanted = stop.div_ceil(PAGE);
+                    self.pages.brought(wanted - page, good - wanted);
+                    at = stop;
+                    continue;
+                }
+            }
+            let Some(mut missing) = self.missing_run(state, page..reach) else {
                 continue;
             };
-            if let Some((_, Some(run))) = how.by.filter(|_| until == page + 1) {
-                // It waits for a device: threads shall be asked for what comes next, whatever they were asked for before.
-                let next = last.max(missing.pages.end);
-                run.asked.store(next, Ordering::Relaxed);
-            }
+            self.note_asked(how, until == page + 1, last.max(missing.pages.end));
             let mut apart = (whole == 0).then(|| self.memory.take(missing.bytes()));
             let mut loaded = match &mut apart {
                 Some(memory) => &mut memory[..],
@@ -359,6 +379,59 @@ impl Files {
         Ok(true)
     }
 
+    /// A read waits for a device: threads shall be asked for what comes next, whatever they were asked for before, unless they were asked for what it needs.
+    fn note_asked(&self, how: &Reading<'_>, alone: bool, next: u64) {
+        if let Some((_, Some(run))) = how.by.filter(|_| alone) {
+            run.asked.store(next, Ordering::Relaxed);
+        }
+    }
+
+    /// Reads absent pages to the frames where they stay, and from there into `buf`, which is for the bytes from `at` on. Returns the page before which `buf` has what the file
+    /// holds; what is not so, for lack of frames, or since a device fails or somebody writes, is the caller's to read otherwise. The caller holds the I/O lock.
+    fn read_framed(
+        &self,
+        state: &Arc<FileState>,
+        pages: Range<u64>,
+        at: u64,
+        buf: &mut [u8],
+    ) -> u64 {
+        let mut good = pages.start;
+        // Before it is known that they are not cached, and before they are read.
+        let quiet = state.stores.quiet();
+        if !is_undisturbed(state, quiet) {
+            return good;
+        }
+        let absent = |page| self.pages.begin_load(state.key, page);
+        let mut loads: Vec<Load<'_>> = pages.map_while(absent).collect();
+        if loads.len() < framed_min() {
+            return good;
+        }
+        loads.iter_mut().for_each(Load::show_early);
+        let beside = self.cleaning.beside_read();
+        if let Err(error) = self.load_frames(state, &mut loads) {
+            // It may be a neighbour that nobody asked for.
+            tracing::debug!("a read of inode {} to the cache: {error}", state.ino());
+            return good;
+        }
+        drop(beside);
+        if !is_undisturbed(state, quiet) {
+            return good;
+        }
+        let end = at + buf.len() as u64;
+        for load in loads {
+            let page = load.page();
+            let (start, stop) = ((page * PAGE).max(at), ((page + 1) * PAGE).min(end));
+            if good == page && start < stop {
+                let out = &mut buf[(start - at) as usize..(stop - at) as usize];
+                load.copy_out((start % PAGE) as usize, out);
+            }
+            if load.publish() && good == page {
+                good += 1;
+            }
+        }
+        good
+    }
+
     /// Devices take this memory as it lies; of other memory they get a copy.
     pub(super) fn suits_devices(&self, memory: &[u8]) -> bool {
         memory
@@ -381,22 +454,20 @@ impl Files {
         }
     }
 
-    /// Pages from `page` on that are not cached: as far as `last`, and `ahead` more inside
-    /// the file. `None`: it is cached by now.
-    pub(super) fn missing_run(
-        &self,
-        state: &Arc<FileState>,
-        page: u64,
-        last: u64,
-        ahead: u64,
-    ) -> Option<Missing> {
+    /// How far a read at `page` goes at once: to `last`, and `ahead` more inside the file.
+    pub(super) fn run_end(&self, state: &FileState, page: u64, last: u64, ahead: u64) -> u64 {
         let eof = state.size().div_ceil(PAGE);
         let wanted = last.max((page + 1).saturating_add(ahead)).min(eof);
-        let most = wanted.min(page + self.room_ahead()).max(page + 1);
+        wanted.min(page + self.room_ahead()).max(page + 1)
+    }
+
+    /// The first of these pages, as far as they are not cached. `None`: the first one is by now.
+    pub(super) fn missing_run(&self, state: &FileState, pages: Range<u64>) -> Option<Missing> {
+        let page = pages.start;
         // Before it is known that they are not cached, and before they are read.
         let quiet = state.stores.quiet();
         let absent = |page| self.pages.absence(state.key, page);
-        let absences: SmallVec<_> = (page..most).map_while(absent).collect();
+        let absences: SmallVec<_> = pages.map_while(absent).collect();
         let end = page + absences.len() as u64;
         (end > page).then_some(Missing {
             pages: page..end,

@@ -373,7 +373,9 @@ impl Files {
             in_turn,
             ..Reading::beside()
         };
-        if let Some(missing) = self.missing_run(state, page, page + 1, how.ahead) {
+        if let Some(missing) =
+            self.missing_run(state, page..self.run_end(state, page, page + 1, how.ahead))
+        {
             let loaded = self.load_pages(state, missing.pages.clone())?;
             self.admit(state, &missing, &loaded, &how);
         }

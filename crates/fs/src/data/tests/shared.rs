@@ -461,7 +461,7 @@ fn what_was_read_from_a_device_is_not_taken_for_what_was_written_since() {
         alone,
         counts: false,
     };
-    let missing = m.files.missing_run(state, 5, 6, 0).unwrap();
+    let missing = m.files.missing_run(state, 5..6).unwrap();
     let loaded = m.files.load_pages(state, missing.pages.clone()).unwrap();
     let admit = |alone| m.files.admit(state, &missing, &loaded, &reading(alone));
     // Somebody else loads it, overwrites it, takes it home and loses it.
