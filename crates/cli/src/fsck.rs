@@ -328,7 +328,7 @@ fn quick(paths: &[PathBuf]) -> Outcome {
             match unread {
                 None => Ok(CLEAN),
                 Some(unread) => Err(Failure::damaged(format!(
-                    "{unread}; `sheaf fsck` names the files, `sheaf fsck --repair` keeps them as they are"
+                    "{unread}; `sheaf fsck` names what is concerned, `sheaf fsck --repair` keeps files as they are and goes on without the rest"
                 ))),
             }
         }

@@ -9,10 +9,13 @@
 //!    and that the run goes on to it.
 //! 2. Memory of windows is used again when no batch refers to it. No more is read than all of the ring, and no
 //!    window behind the next.
+//! 3. Nothing is found in a gap of the ring, nor behind the first one that a batch reaches into: what is found are the batches before
+//!    it, and [`Ahead::gap`] says where it is.
 
-use crate::batches::{Batch, Records, RingReader, after, follows};
+use crate::batches::{Batch, after, follows};
 use crate::error::Error;
 use crate::journal::Anchor;
+use crate::ring_reader::{Gaps, Records, RingReader, read_part};
 use base::tight;
 use device::{AlignedBuf, Array};
 use format::BLOCK_SIZE;
@@ -47,15 +50,17 @@ struct Window {
 pub(crate) struct Fetch {
     memory: AlignedBuf,
     into: Range<usize>,
+    /// In the ring.
     place: u64,
     position: u64,
     outcome: Result<(), Error>,
+    gaps: Gaps,
 }
 
 impl Fetch {
     pub fn run(&mut self, array: &Array) {
-        let read = array.read(self.place, &mut self.memory[self.into.clone()]);
-        self.outcome = read.map_err(Error::from);
+        let into = &mut self.memory[self.into.clone()];
+        self.outcome = read_part(array, self.place, into, &mut self.gaps);
     }
 }
 
@@ -66,6 +71,8 @@ enum Look {
     Large(BatchHeader),
     /// What says it is not in memory.
     Unread,
+    /// A device does not return all of it.
+    Gap(device::Error),
     Nothing,
 }
 
@@ -85,6 +92,10 @@ pub(crate) struct Ahead<'a> {
     /// Memory: nobody's, and of windows that batches may refer to.
     free: Vec<AlignedBuf>,
     lent: Vec<Arc<AlignedBuf>>,
+    /// Of all that was read.
+    gaps: Gaps,
+    /// Where the batch is expected that reaches into one, and why it is one.
+    gap: Option<(Anchor, device::Error)>,
     ended: bool,
 }
 
@@ -124,8 +135,15 @@ impl<'a> Ahead<'a> {
             fetched: None,
             free: Vec::new(),
             lent: Vec::new(),
+            gaps: Gaps::default(),
+            gap: None,
             ended: false,
         }
+    }
+
+    /// Where the batch is expected of which a device does not return all, and why; what was found is all that is before it.
+    pub fn gap(self) -> Option<(Anchor, device::Error)> {
+        self.gap
     }
 
     /// Nothing is found any more.
@@ -138,10 +156,7 @@ impl<'a> Ahead<'a> {
         if self.ended || self.fetched.is_some() || self.position >= self.until {
             return None;
         }
-        let (ring, base) = (
-            self.array.geometry().journal_bytes(),
-            self.array.geometry().journal_start.byte(),
-        );
+        let ring = self.array.geometry().journal_bytes();
         let at = self.position % ring;
         let len = (self.len as u64)
             .min(ring - at)
@@ -150,9 +165,10 @@ impl<'a> Ahead<'a> {
         let fetch = Fetch {
             memory: memory.unwrap_or_else(|| AlignedBuf::zeroed(2 * self.most)),
             into: self.most..self.most + len as usize,
-            place: base + at,
+            place: at,
             position: self.position,
             outcome: Ok(()),
+            gaps: Gaps::default(),
         };
         self.position += len;
         self.len = (2 * self.len).min(self.most);
@@ -186,6 +202,10 @@ impl<'a> Ahead<'a> {
                         break;
                     }
                 },
+                Look::Gap(error) => {
+                    self.gap = Some((self.next, error));
+                    self.ended = true;
+                }
                 Look::Nothing => self.ended = true,
             }
         }
@@ -193,6 +213,15 @@ impl<'a> Ahead<'a> {
     }
 
     fn look(&self) -> Look {
+        let gap = |len: usize| {
+            let ring = self.array.geometry().journal_bytes();
+            self.gaps
+                .within(ring, self.next.position, len as u64)
+                .cloned()
+        };
+        if let Some(error) = gap(BatchHeader::SIZE) {
+            return Look::Gap(error);
+        }
         let Some(window) = &self.window else {
             return Look::Unread;
         };
@@ -218,6 +247,9 @@ impl<'a> Ahead<'a> {
                 false => Look::Unread,
             };
         }
+        if let Some(error) = gap(len) {
+            return Look::Gap(error);
+        }
         let range = start + BatchHeader::SIZE..start + len;
         let records = Records::new(Arc::clone(&window.memory), range);
         Look::Batch(self.found(header, records))
@@ -234,6 +266,7 @@ impl<'a> Ahead<'a> {
     /// Goes on to the next window, with what is left of the last.
     fn turn(&mut self, next: Fetch) -> Result<(), Error> {
         next.outcome?;
+        self.gaps.join(next.gaps);
         let (mut memory, mut holds, mut position) = (next.memory, next.into, next.position);
         if let Some(last) = self.window.take() {
             let start = last.holds.start + (self.next.position - last.position) as usize;
@@ -255,12 +288,20 @@ impl<'a> Ahead<'a> {
     /// Reads a batch by itself, and goes on behind it.
     fn large(&mut self, header: BatchHeader) -> Result<Option<Found>, Error> {
         let mut ring = RingReader::new(self.array);
-        if !ring.is_whole(self.next.position, &header)? {
+        let is_whole = ring.is_whole(self.next.position, &header)?;
+        let mut records = Vec::new();
+        if is_whole {
+            records.resize(header.len.get() as usize, 0);
+            let start = self.next.position + BatchHeader::SIZE as u64;
+            ring.read(start, &mut records)?;
+        }
+        let len = BatchHeader::SIZE as u64 + u64::from(header.len.get());
+        self.gap = ring
+            .gap(self.next.position, len)
+            .map(|error| (self.next, error));
+        if !is_whole || self.gap.is_some() {
             return Ok(None);
         }
-        let mut records = vec![0; header.len.get() as usize];
-        let start = self.next.position + BatchHeader::SIZE as u64;
-        ring.read(start, &mut records)?;
         let found = self.found(header, records.into());
         self.next = found.after;
         if let Some(window) = self.window.take() {

@@ -1,4 +1,4 @@
-//! Reading the journal: its ring, and the unbroken run of batches in it that recovery replays.
+//! Reading the journal: the unbroken run of batches in its ring that recovery replays.
 //!
 //! A batch that vouches for data (`vouched.rs`) is part of the run only if that data is on the devices, or if a batch, of the run or behind it,
 //! or the checkpoint says that the batch was durable: then the data was, and may have changed since.
@@ -8,27 +8,38 @@
 //! it was durable. It is part of the run, and [`Run::unread`] has what could not be read: who wants to write anything
 //! does not begin (`recovery.rs`), a store that is open read-only shows what the batch says, and tells who verifies it; and a repair,
 //! which somebody has asked for who can be told, keeps what the batch says and names the files.
+//!
+//! Nor does anybody know what lies in a gap of the ring (`ring_reader.rs`). What that means depends on the place:
+//!
+//! 1. Where the batch is expected that follows the run's last one, or in the middle of what its header says, there may be one that was
+//!    acknowledged. The run ends there, and [`Run::doubt`] says so; what follows from it is as with unread data, but a repair gives up
+//!    what may lie there, and says so.
+//! 2. No batch can be there if the record says that the journal was empty when the last mount ended: the next one has its record before its
+//!    first batch.
+//! 3. Elsewhere behind the end a gap says nothing, as a batch that was lost says nothing. What is looked for there is proof that the batch at
+//!    the end was durable, which by itself says that it was not: while each device returns what it has acknowledged, or an error, there is none.
+//! 4. If there is such proof outside of gaps, or if images depend on the batch in a gap, then what was acknowledged is not returned, and that is a
+//!    loss (R9). A repair does nothing then: the device may return it tomorrow.
+//!
+//! Whoever writes behind the end does so behind the gaps there ([`Run::goes_on`]): what it writes could not be read, and the next recovery would
+//! have a doubt by 1 where nothing was ever written.
 
 use crate::commit::PIPELINE;
 use crate::error::Error;
 use crate::journal::Anchor;
 use crate::recovery::damaged;
+use crate::ring_reader::{Gaps, Records, RingReader, WINDOW, begun_checksum, read_often};
 use crate::store::STAGING_MAX;
 use base::canary::{Canary, planted};
 use device::{AlignedBuf, Array};
 use format::checkpoint::CheckpointRecord;
-use format::journal::{Action, BATCH_MAGIC, BatchHeader, DataSum, parse_records};
+use format::journal::{Action, BatchHeader, DataSum, parse_records};
 use format::{
     BLOCK_SIZE, Block, COUNTER_FOUND_MAX, COUNTER_MAX, Damage, Nid, checksum, checksum_joined,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
-use std::ops::{Deref, Range};
-use std::sync::Arc;
-use zerocopy::{FromBytes, IntoBytes};
 
-/// Bytes that are read at once.
-const WINDOW: u64 = 1 << 20;
 /// How far behind the run's end batches that prove a loss are looked for. Whoever began to gather a batch after the
 /// first lost one was durable says so in it; before that one there are, with the lost one, no more than are under way at once.
 const LOOK_AHEAD: u64 = UNDER_WAY * BATCH_MAX;
@@ -38,178 +49,6 @@ pub(crate) const UNDER_WAY: u64 = PIPELINE + 1;
 /// Bytes of a batch, at most: operations wait for a commit at twice what may be staged; as much again is for what several of them
 /// stage at that moment, for the lag of the sum they look at, and for padding.
 const BATCH_MAX: u64 = 4 * STAGING_MAX as u64;
-
-/// Times that data is asked for before it counts as unreadable.
-const READS: usize = 3;
-
-/// Reads the ring in large pieces, one after the other. Batches refer to what was read, and keep it in memory.
-pub(crate) struct RingReader<'a> {
-    array: &'a Array,
-    base: u64,
-    pub size: u64,
-    window: Arc<AlignedBuf>,
-    /// What part of the ring the window has.
-    holds: Range<u64>,
-}
-
-impl<'a> RingReader<'a> {
-    pub fn new(array: &'a Array) -> Self {
-        let geometry = array.geometry();
-        RingReader {
-            array,
-            base: geometry.journal_start.byte(),
-            size: geometry.journal_bytes(),
-            window: Arc::new(AlignedBuf::zeroed(0)),
-            holds: 0..0,
-        }
-    }
-
-    /// Copies `out.len()` bytes at a ring position.
-    pub fn read(&mut self, mut position: u64, mut out: &mut [u8]) -> Result<(), Error> {
-        while !out.is_empty() {
-            let window = self.peek(position)?;
-            let take = out.len().min(window.len());
-            let (now, later) = out.split_at_mut(take);
-            now.copy_from_slice(&window[..take]);
-            out = later;
-            position += take as u64;
-        }
-        Ok(())
-    }
-
-    /// `len` bytes at a ring position, as they were read if they are in one piece there.
-    fn records(&mut self, position: u64, len: u64) -> Result<Records, Error> {
-        let at = position % self.size;
-        if at + len > self.size || len > WINDOW {
-            let mut copy = vec![0; len as usize];
-            self.read(position, &mut copy)?;
-            return Ok(copy.into());
-        }
-        if at < self.holds.start || at + len > self.holds.end {
-            self.load(at, len)?;
-        }
-        let from = (at - self.holds.start) as usize;
-        Ok(Records {
-            window: Arc::clone(&self.window),
-            range: from..from + len as usize,
-        })
-    }
-
-    /// What is in memory from a ring position on: at least a byte, and all up to a multiple of a block.
-    fn peek(&mut self, position: u64) -> Result<&[u8], Error> {
-        let at = position % self.size;
-        if !self.holds.contains(&at) {
-            self.load(at, 1)?;
-        }
-        let held = (self.holds.end - self.holds.start) as usize;
-        Ok(&self.window[(at - self.holds.start) as usize..held])
-    }
-
-    /// Reads `len` bytes and more from a place in the ring on.
-    fn load(&mut self, at: u64, len: u64) -> Result<(), Error> {
-        const { assert!(format::geometry::MIN_JOURNAL_BYTES.is_multiple_of(BLOCK_SIZE as u64)) };
-        let start = at / BLOCK_SIZE as u64 * BLOCK_SIZE as u64;
-        let least = (at - start + len).next_multiple_of(BLOCK_SIZE as u64);
-        let len = WINDOW.max(least).min(self.size - start);
-        self.holds = 0..0;
-        let own = Arc::get_mut(&mut self.window);
-        if own.is_none_or(|window| (window.len() as u64) < len) {
-            self.window = Arc::new(AlignedBuf::zeroed(len as usize));
-        }
-        let window = Arc::get_mut(&mut self.window).expect("nobody has it");
-        self.array
-            .read(self.base + start, &mut window[..len as usize])?;
-        self.holds = start..start + len;
-        Ok(())
-    }
-
-    /// The header of a batch of this array, if one lies at a ring position, which is aligned as
-    /// the journal is.
-    pub fn header(&mut self, position: u64) -> Result<Option<BatchHeader>, Error> {
-        // Both are aligned: no window ends in the middle of the magic.
-        if self.peek(position)?.first_chunk() != Some(&BATCH_MAGIC.to_le_bytes()) {
-            return Ok(None);
-        }
-        let mut raw = [0; BatchHeader::SIZE];
-        self.read(position, &mut raw)?;
-        let header = BatchHeader::read_from_bytes(&raw).expect("sizes match");
-        Ok((header.uuid == self.array.uuid()).then_some(header))
-    }
-
-    /// Whether the checksum of the batch at a ring position is right.
-    pub fn is_whole(&mut self, position: u64, header: &BatchHeader) -> Result<bool, Error> {
-        let len = header.len.get() as u64;
-        if BatchHeader::SIZE as u64 + len > self.size {
-            return Ok(false);
-        }
-        let begun = self.begun_checksum(header);
-        let crc = self.checksum(begun, position + BatchHeader::SIZE as u64, len)?;
-        Ok(crc == header.crc.get())
-    }
-
-    /// Continues a checksum over `len` bytes from a ring position on.
-    fn checksum(&mut self, mut crc: u32, mut position: u64, mut len: u64) -> Result<u32, Error> {
-        while len > 0 {
-            let window = self.peek(position)?;
-            let here = &window[..len.min(window.len() as u64) as usize];
-            crc = checksum(crc, here);
-            (position, len) = (position + here.len() as u64, len - here.len() as u64);
-        }
-        Ok(crc)
-    }
-
-    /// The checksum of a batch, as far as its header goes.
-    fn begun_checksum(&self, header: &BatchHeader) -> u32 {
-        begun_checksum(self.array, header)
-    }
-}
-
-fn begun_checksum(array: &Array, header: &BatchHeader) -> u32 {
-    checksum(array.checksum_seed(), &header.as_bytes()[8..])
-}
-
-/// Records of a batch, in memory with others that were read with them.
-#[derive(Clone)]
-pub(crate) struct Records {
-    window: Arc<AlignedBuf>,
-    range: Range<usize>,
-}
-
-impl Records {
-    /// A part of what was read.
-    pub fn new(window: Arc<AlignedBuf>, range: Range<usize>) -> Records {
-        Records { window, range }
-    }
-
-    /// The memory that they lie in, if nobody else has it.
-    pub fn into_memory(self) -> Option<AlignedBuf> {
-        Arc::into_inner(self.window)
-    }
-}
-
-impl Default for Records {
-    fn default() -> Records {
-        Records::new(Arc::new(AlignedBuf::zeroed(0)), 0..0)
-    }
-}
-
-impl Deref for Records {
-    type Target = [u8];
-
-    #[inline]
-    fn deref(&self) -> &[u8] {
-        &self.window[self.range.clone()]
-    }
-}
-
-impl From<Vec<u8>> for Records {
-    fn from(bytes: Vec<u8>) -> Records {
-        Records {
-            window: Arc::new(AlignedBuf::from_slice(&bytes)),
-            range: 0..bytes.len(),
-        }
-    }
-}
 
 /// A batch read from the ring.
 pub(crate) struct Batch {
@@ -235,6 +74,10 @@ pub(crate) struct Run {
     pub vouched: Vec<DataSum>,
     /// Data for which its last batches vouch, and of which nobody knows whether it is there.
     pub unread: Vec<Unread>,
+    /// A device does not return what lies where the next batch would be: nobody knows whether there is one.
+    pub doubt: Option<device::Error>,
+    /// What devices do not return behind its end.
+    pub gaps: Gaps,
     /// Something behind its end is lost, and what says so (R9).
     pub loss: Option<Damage>,
 }
@@ -250,15 +93,28 @@ impl Run {
         let mut ring = RingReader::new(array);
         let mut next = self.start;
         while next.sequence < self.end.sequence {
-            let read = read_batch(&mut ring, array, record, next)?;
-            let (batch, after) = read.ok_or_else(|| {
-                let what = format!("batch {} reads differently the second time", next.sequence);
-                damaged("journal", what)
-            })?;
+            let (batch, after) = match read_batch(&mut ring, array, record, next)? {
+                Next::Batch(batch, after) => (batch, after),
+                Next::Gap(error) => return Err(error.into()),
+                Next::Nothing => {
+                    let what = format!("batch {} reads differently the second time", next.sequence);
+                    return Err(damaged("journal", what));
+                }
+            };
             each(batch)?;
             next = after;
         }
         Ok(())
+    }
+
+    /// Where who writes behind the run begins, of another mount: behind what is not returned there.
+    pub fn goes_on(&self, array: &Array) -> Anchor {
+        let geometry = array.geometry();
+        let (ring, align) = (geometry.journal_bytes(), geometry.journal_align as u64);
+        Anchor {
+            position: self.gaps.behind(ring, self.end.position, align),
+            ..self.end
+        }
     }
 }
 
@@ -267,9 +123,18 @@ impl Run {
 pub(crate) fn read_run(array: &Array, record: &CheckpointRecord) -> Result<Run, Error> {
     let mut ring = RingReader::new(array);
     let mut walk = Walk::begin(array, record)?;
-    while let Some((batch, after)) = read_batch(&mut ring, array, record, walk.next)? {
-        if !walk.take(&batch.header, after, || sums_of(&batch.records)) {
-            break;
+    loop {
+        match read_batch(&mut ring, array, record, walk.next)? {
+            Next::Batch(batch, after) => {
+                if !walk.take(&batch.header, after, || sums_of(&batch.records)) {
+                    break;
+                }
+            }
+            Next::Gap(error) => {
+                walk.gap(walk.next, error);
+                break;
+            }
+            Next::Nothing => break,
         }
     }
     walk.end()
@@ -285,6 +150,8 @@ pub(crate) struct Walk<'a> {
     /// The newest epoch so far.
     last_epoch: u64,
     loss: Option<Damage>,
+    /// Where a batch was expected that lies in a gap, and why.
+    gap: Option<(Anchor, device::Error)>,
     /// Batches of which nothing says that they were durable.
     vouching: VecDeque<Vouching>,
 }
@@ -310,6 +177,7 @@ impl<'a> Walk<'a> {
             next: start,
             last_epoch: record.epoch.get(),
             loss: None,
+            gap: None,
             vouching: VecDeque::new(),
         })
     }
@@ -348,6 +216,11 @@ impl<'a> Walk<'a> {
         true
     }
 
+    /// The batch that is expected there lies in a gap. It matters if the run comes to it.
+    pub fn gap(&mut self, at: Anchor, error: device::Error) {
+        self.gap = Some((at, error));
+    }
+
     /// Whether a batch counts only if data is there.
     pub fn vouches(&self, header: &BatchHeader) -> bool {
         header.checked.get() > 0 && header.sequence.get() >= self.record.image_sequence.get()
@@ -363,7 +236,11 @@ impl<'a> Walk<'a> {
     pub fn end(self) -> Result<Run, Error> {
         let (array, record) = (self.array, self.record);
         let (mut next, mut last_epoch, mut loss) = (self.next, self.last_epoch, self.loss);
-        let beyond = Beyond::look(&mut RingReader::new(array), array, record, next)?;
+        let mut ring = RingReader::new(array);
+        let beyond = Beyond::look(&mut ring, array, record, next)?;
+        let was_empty = record.clean.get() == 1 && next == self.start;
+        let doubt = self.gap.filter(|(at, _)| *at == next && !was_empty);
+        let doubt = doubt.map(|(_, error)| error);
         let (mut unconfirmed, mut unread, mut vouched) = (false, Vec::new(), Vec::new());
         let all: u64 = self.vouching.iter().map(|one| blocks_of(&one.sums)).sum();
         let is_possible = all <= UNDER_WAY * array.geometry().total_blocks();
@@ -414,6 +291,9 @@ impl<'a> Walk<'a> {
         if loss.is_none() && !planted(Canary::SilentTruncation) {
             loss = beyond.loss_behind(next);
         }
+        if let (Some(loss), Some(error)) = (&mut loss, &doubt) {
+            loss.what = format!("{}; {error}", loss.what);
+        }
         Ok(Run {
             start: self.start,
             end: next,
@@ -421,6 +301,8 @@ impl<'a> Walk<'a> {
             unconfirmed,
             vouched,
             unread,
+            doubt,
+            gaps: ring.into_gaps(),
             loss,
         })
     }
@@ -449,6 +331,13 @@ impl fmt::Display for Unread {
             "data that was synced last cannot be read, so nobody knows whether it is there: {error}"
         )
     }
+}
+
+/// What is to be told where [`Run::doubt`] has this error.
+pub(crate) fn in_doubt(error: &device::Error) -> String {
+    format!(
+        "what follows its last batch cannot be read, so nobody knows whether something that was synced last is there: {error}"
+    )
 }
 
 /// Blocks that these are of.
@@ -520,40 +409,45 @@ fn data_is(array: &Array, sum: &DataSum) -> Result<Result<bool, device::Error>, 
     Ok(Ok(crc == sum.crc))
 }
 
-fn read_often(array: &Array, at: u64, out: &mut [u8]) -> Result<(), device::Error> {
-    let mut left = READS;
-    loop {
-        left -= 1;
-        match array.read(at, out) {
-            Err(error) if left > 0 => tracing::warn!("read once more: {error}"),
-            done => return done,
-        }
-    }
+/// What lies where a batch is expected.
+enum Next {
+    /// The one that must follow, and where the one after it is.
+    Batch(Batch, Anchor),
+    Nothing,
+    /// Nobody knows: a device does not return all of it.
+    Gap(device::Error),
 }
 
-/// The batch at `at` if it is the one that must follow, and where the next one is.
 fn read_batch(
     ring: &mut RingReader<'_>,
     array: &Array,
     record: &CheckpointRecord,
     at: Anchor,
-) -> Result<Option<(Batch, Anchor)>, Error> {
+) -> Result<Next, Error> {
     let header = ring.header(at.position)?;
-    let Some(header) = header.filter(|header| follows(array, record, at, header)) else {
-        return Ok(None);
-    };
-    let len = header.len.get() as u64;
+    let header = header.filter(|header| follows(array, record, at, header));
+    let len = header.map_or(0, |header| header.len.get() as u64);
     // The length is only as good as the checksum: much memory is taken for what passed it.
-    if len > WINDOW && !ring.is_whole(at.position, &header)? {
-        return Ok(None);
+    let is_there = match header {
+        Some(header) if len > WINDOW => ring.is_whole(at.position, &header)?,
+        _ => true,
+    };
+    let records = match is_there {
+        true => ring.records(at.position + BatchHeader::SIZE as u64, len)?,
+        false => Records::default(),
+    };
+    if let Some(error) = ring.gap(at.position, BatchHeader::SIZE as u64 + len) {
+        return Ok(Next::Gap(error));
     }
-    let records = ring.records(at.position + BatchHeader::SIZE as u64, len)?;
-    let crc = checksum(ring.begun_checksum(&header), &records);
+    let Some(header) = header.filter(|_| is_there) else {
+        return Ok(Next::Nothing);
+    };
+    let crc = checksum(begun_checksum(array, &header), &records);
     if crc != header.crc.get() && !planted(Canary::TornBatchAccepted) {
-        return Ok(None);
+        return Ok(Next::Nothing);
     }
     let after = after(array, at, &header);
-    Ok(Some((Batch { header, records }, after)))
+    Ok(Next::Batch(Batch { header, records }, after))
 }
 
 /// Whether this is the header of the batch that must be at `at`, if its checksum is right.
@@ -621,7 +515,8 @@ pub(crate) fn whole(
     for (position, header) in found {
         let (start, end) = records(position, &header);
         let records = checksum_joined(sums[&start], sums[&end], end - start);
-        if checksum_joined(ring.begun_checksum(&header), records, end - start) == header.crc.get() {
+        let crc = checksum_joined(ring.begun_checksum(&header), records, end - start);
+        if crc == header.crc.get() && ring.gap(position, end - position).is_none() {
             whole.push((position, header));
         }
     }
@@ -632,11 +527,12 @@ pub(crate) fn whole(
 const HEADERS: usize = 1 << 16;
 
 /// The whole batches that lie in the ring, in order of their places, but for what only looks like one and lies within another. None has a counter above `most`.
+/// Returns what devices do not return of the ring: there may be more in it.
 pub(crate) fn each_whole(
     array: &Array,
     most: u64,
     mut found: impl FnMut(u64, BatchHeader),
-) -> Result<(), Error> {
+) -> Result<Gaps, Error> {
     let mut ring = RingReader::new(array);
     let align = array.geometry().journal_align as u64;
     let size = |header: &BatchHeader| BatchHeader::SIZE as u64 + header.len.get() as u64;
@@ -663,7 +559,7 @@ pub(crate) fn each_whole(
         }
         offset = offset.max(behind);
     }
-    Ok(())
+    Ok(ring.into_gaps())
 }
 
 /// What batches behind the last one of the chain say: of which some may be whole, though one before them is not.
@@ -735,6 +631,7 @@ mod tests {
     use crate::testing;
     use device::BlockDevice;
     use device::sim::SimDevice;
+    use std::sync::Arc;
 
     /// Of a whole array of zeros, again and again, whose checksum anybody knows: looking at all of it took as long as somebody liked.
     #[test]

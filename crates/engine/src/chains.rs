@@ -25,8 +25,8 @@
 //!    its node was created or deleted and never carried on, the entries are copied and it goes on from there, as most such nodes
 //!    are deleted soon; any other is applied to its node, and begins anew. So no entry is copied twice.
 
-use crate::batches::Records;
 use crate::node::NidMap;
+use crate::ring_reader::Records;
 use base::canary::{Canary, planted};
 use base::prefetch;
 use device::AlignedBuf;

@@ -8,11 +8,11 @@ pub enum Error {
     /// A device failed or refused.
     #[error("{0}")]
     Device(Arc<device::Error>),
-    /// A device does not return data for which the journal's last batches vouch, so nobody knows whether these were ever whole.
-    /// Nothing was written.
+    /// A device does not return data for which the journal's last batches vouch, so nobody knows whether these were ever whole; or what lies
+    /// in the journal where the next batch would be. Nothing was written.
     #[error(
         "cannot tell whether what was synced last is whole: {0}; try again when the device returns it. Until then \
-         it can be mounted read-only, and `sheaf fsck --repair` keeps the files concerned as they are and names them"
+         it can be mounted read-only, and `sheaf fsck --repair` goes on without it and names what is concerned"
     )]
     Unread(Arc<device::Error>),
     /// The node was deleted, or never existed.

@@ -35,6 +35,7 @@ mod recovery;
 mod region;
 mod replay;
 mod ring;
+mod ring_reader;
 mod salvage;
 mod scrub;
 mod segments;

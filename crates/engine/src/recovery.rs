@@ -10,6 +10,9 @@
 //! | found | unbroken run reaches every batch that it must | replay the run |
 //! | found | run ends before a batch that an image depends on | damaged (R9) |
 //! | found | a device does not return data for which one of the last batches vouches | not opened but read-only: the batch may have been acknowledged, or never been whole |
+//! | found | a device does not return what lies where the next batch would be, and the record does not say that the journal was empty | not opened but read-only, with the run up to there |
+//! | found | the same, and a batch behind it is to be reached | damaged (R9) |
+//! | found | a device does not return something elsewhere behind the end | as if nothing lay there |
 //! | found | a batch behind the end names one at or past it as durable | damaged (R9) |
 //! | found | a version gap, or a delta that does not apply | damaged; read-only: that node is |
 //!
@@ -137,7 +140,7 @@ impl<C: Content> Store<C> {
         if run.unconfirmed && !read_only {
             Confirmation::of(&array, &record, &mut run)?.write(&array)?;
         }
-        store.resume(resume(&record, run.end, run.next_epoch));
+        store.resume(resume(&record, run.goes_on(&array), run.next_epoch));
         if let Some((nid, damage)) = damaged.iter().next()
             && !read_only
         {
@@ -145,6 +148,7 @@ impl<C: Content> Store<C> {
         }
         store.unreplayed = damaged;
         store.unread = std::mem::take(&mut run.unread);
+        store.doubt = run.doubt.take();
         if !read_only && !planted(Canary::NoClosingCheckpoint) {
             let began = store.clock().monotonic_ns();
             let late = planted(Canary::LabelsAfterRecord);
@@ -221,9 +225,15 @@ pub fn outdated(array: &Array) -> Vec<Outdated> {
 fn older(array: &Array, record: &CheckpointRecord) -> Result<Vec<Outdated>, Error> {
     let mount = record.mount_id.get();
     let old = array.outdated(mount);
-    match old.is_empty() {
-        true => Ok(old),
-        false => Ok(array.outdated(mount.max(newest_mount(array)?))),
+    if old.is_empty() {
+        return Ok(old);
+    }
+    let (newest, gaps) = newest_mount(array)?;
+    let old = array.outdated(mount.max(newest));
+    match gaps.first() {
+        // The mount between may be in it.
+        Some(error) if !old.is_empty() => Err(error.clone().into()),
+        _ => Ok(old),
     }
 }
 

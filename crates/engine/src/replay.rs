@@ -23,11 +23,12 @@ mod tests;
 pub(crate) use changes::{Change, fits_an_image};
 
 use crate::ahead::{Ahead, Fetch, Found};
-use crate::batches::{Records, Run, Walk};
+use crate::batches::{Run, Walk, in_doubt};
 use crate::chains::{Arena, Chains, Logs};
 use crate::content::Content;
 use crate::error::Error;
 use crate::recovery::RecoveryReport;
+use crate::ring_reader::Records;
 use crate::store::Store;
 use base::canary::{Canary, planted};
 use base::tight;
@@ -442,6 +443,9 @@ impl<C: Content> Store<C> {
         let mut ahead = Ahead::new(&self.array, record, walk.start, bytes);
         let mut replay = Replay::new(self, bytes, report);
         replay.run(&mut walk, &mut ahead)?;
+        if let Some((at, error)) = ahead.gap() {
+            walk.gap(at, error);
+        }
         let began = self.clock().monotonic_ns();
         let mut run = walk.end()?;
         replay.report.phases.verify += Duration::from_nanos(self.since(began));
@@ -451,10 +455,18 @@ impl<C: Content> Store<C> {
         for unread in &run.unread {
             tracing::warn!("node {}: {unread}", unread.nid);
         }
-        if let Some(unread) = run.unread.first()
+        match (&run.doubt, run.gaps.first()) {
+            (Some(error), _) => tracing::warn!("journal: {}", in_doubt(error)),
+            (None, Some(error)) => {
+                tracing::warn!("a part of the journal that nothing is in cannot be read: {error}");
+            }
+            (None, None) => {}
+        }
+        let unread = run.unread.first().map(|unread| &unread.error);
+        if let Some(error) = run.doubt.as_ref().or(unread)
             && !self.options.read_only
         {
-            return Err(Error::Unread(std::sync::Arc::new(unread.error.clone())));
+            return Err(Error::Unread(std::sync::Arc::new(error.clone())));
         }
         replay.finish(run.end.sequence)?;
         replay.tell_phases();

@@ -9,7 +9,8 @@
 //! **Order of work**
 //!
 //! 1. The newest readable checkpoint record, and the journal behind it as far as it goes. Without
-//!    any record: everything that a scan of all segments finds.
+//!    any record: everything that a scan of all segments finds. What a device does not return of the journal is given up if it is where the
+//!    next batch would be, and nothing says that one is there (`batches.rs`).
 //! 2. The node table. Pages whose pointer is lost are found by a scan ([`scan`]): the newest copy of each, which may be an
 //!    older state of what is lost, unless the lost page can be made anew of them ([`anew`]). Of a lost
 //!    leaf page, its nodes are found: the newest image of each, unless an old copy of the page knows of
@@ -27,7 +28,7 @@
 //! **Why an interruption is harmless.** Steps 1 to 6 write nothing before `publish`. That is a
 //! checkpoint: images, table pages and space tables go where nothing lies that the state so far
 //! reaches, nor any data that the journal's end rests on (so the next repair finds the same end, and the same doubts: no batch
-//! confirms it, as recovery's does), then a flush, then the record, into the slot that the state so far is not in. *That
+//! confirms it, as recovery's does; but for a batch that a device does not return, which is given up: what it names is not known), then a flush, then the record, into the slot that the state so far is not in. *That
 //! is the one commit point.* Before it a repeat begins from the very same state; after it the
 //! repair is done, but for labels of old devices, by which the array is refused until they are written.
 //!
@@ -47,7 +48,7 @@ mod scan;
 
 pub(crate) use scan::newest_mount;
 
-use crate::batches::{Run, read_run};
+use crate::batches::{Run, in_doubt, read_run};
 use crate::checkpoint::{CheckpointState, SpaceTables, read_space};
 use crate::content::Content;
 use crate::error::Error;
@@ -656,6 +657,10 @@ impl Base {
             Err(error) => return Err(error.into()),
         };
         let survey = scan::Survey::of(array)?;
+        if let (None, Some(error)) = (&record, survey.gaps.first()) {
+            // Nothing says what of the journal nobody needs.
+            return Err(SalvageError::Unreadable(format!("journal: {error}")));
+        }
         let mut batches = Vec::new();
         let run = match &record {
             Some(record) => match read_run(array, record) {
@@ -676,11 +681,19 @@ impl Base {
             }
         };
         if let Some(damage) = &run.loss {
-            if let Some(why) = hidden_slot(array) {
+            let unread = run.doubt.as_ref().map(|error| format!("journal: {error}"));
+            if let Some(why) = unread.or_else(|| hidden_slot(array)) {
                 return Err(SalvageError::Unreadable(format!("{why} ({damage})")));
             }
             let what = format!("{damage}; replayed as far as it goes, later changes are lost");
             lose(Object::Journal, what);
+        }
+        if let Some(error) = &run.doubt {
+            let what = in_doubt(error);
+            lose(
+                Object::Journal,
+                format!("{what}; replayed up to there, and given up if it is"),
+            );
         }
         losses.extend(run.unread.iter().map(|unread| Loss {
             object: Object::Node(unread.nid),
@@ -698,7 +711,7 @@ impl Base {
         let resume = Resume {
             anchor: Anchor {
                 sequence: run.end.sequence.max(1),
-                ..run.end
+                ..run.goes_on(array)
             },
             epoch: run.next_epoch.max(survey.epoch + 1),
             mount_id: mount + 1,

@@ -5,7 +5,7 @@ mod space;
 
 pub use space::SpaceInfo;
 
-use crate::batches::Unread;
+use crate::batches::{Unread, in_doubt};
 use crate::cache::PageCache;
 use crate::checkpoint::{CheckpointState, packers_for};
 use crate::clean::HeldUp;
@@ -155,6 +155,8 @@ pub struct Store<C: Content> {
     pub(crate) unreplayed: BTreeMap<u64, Damage>,
     /// Data of which nobody knows whether it is what was synced; only a store that is open read-only has some.
     pub(crate) unread: Vec<Unread>,
+    /// What lies where the journal's next batch would be is not returned.
+    pub(crate) doubt: Option<device::Error>,
     pub(crate) counts: StoreCounts,
     pool: Arc<Pool>,
     /// Last: nothing of the store is at work when others may write.
@@ -266,6 +268,7 @@ impl<C: Content> Store<C> {
             ended: Mutex::new(rank::STORE_END, None),
             unreplayed: BTreeMap::new(),
             unread: Vec::new(),
+            doubt: None,
             counts: StoreCounts::default(),
             pool,
             array,
@@ -317,16 +320,17 @@ impl<C: Content> Store<C> {
         self.journal.stats.batch_bytes.load(Ordering::Relaxed)
     }
 
-    /// Says of something that was synced last that a device does not return it, if there is such data: only a store that is open
+    /// Says of something that was synced last that a device does not return it, if there is or may be such data: only a store that is open
     /// read-only may have any.
     pub fn unread(&self) -> Option<String> {
-        self.unread.first().map(ToString::to_string)
+        let doubt = self.doubt.as_ref().map(in_doubt);
+        doubt.or_else(|| self.unread.first().map(ToString::to_string))
     }
 
     /// Whether the journal has something that could not be replayed, or may be read wrong: only a store that is open read-only
     /// may have, and what it has replayed goes to no device before a repair.
     pub fn is_partly_replayed(&self) -> bool {
-        !self.unreplayed.is_empty() || !self.unread.is_empty()
+        !self.unreplayed.is_empty() || !self.unread.is_empty() || self.doubt.is_some()
     }
 
     /// What this store has done since it was opened.

@@ -10,6 +10,7 @@
 //! 3. Memory is bounded by what the devices can hold of metadata: one bit for each 8 bytes of
 //!    segments, one read buffer for each worker, [`FINDINGS_MAX`](crate::FINDINGS_MAX) findings.
 
+use crate::batches::in_doubt;
 use crate::content::Content;
 use crate::dirty::Dirty;
 use crate::error::Error;
@@ -289,6 +290,9 @@ impl<C: Content, V: Visitor<C>> Sweep<'_, C, V> {
                 let what = format!("the journal cannot be replayed on it: {damage}");
                 audit.findings.error(Object::Node(Nid(*nid)), what);
                 self.visitor.unreadable(Nid(*nid));
+            }
+            if let Some(error) = &self.store.doubt {
+                audit.findings.error(Object::Journal, in_doubt(error));
             }
             for unread in &self.store.unread {
                 audit

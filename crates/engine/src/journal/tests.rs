@@ -96,15 +96,18 @@ fn replayed(journal: &Journal) -> Vec<Vec<(u64, Action)>> {
     record.mount_id = U64::new(journal.mount_id);
     record.anchor_sequence = U64::new(FIRST.sequence);
     let run = read_run(&journal.array, &record).unwrap();
-    assert!(run.loss.is_none());
+    // Each says that the one before it was durable.
+    assert!(run.loss.is_none() || run.doubt.is_some());
     let mut all = Vec::new();
     run.for_each(&journal.array, &record, |batch| {
         all.push(changes_of(&batch));
         Ok(())
     })
     .unwrap();
+    let gap = run.doubt.is_some().then_some(run.end);
     for window in [1, 2, 7, 64, 512].map(|blocks| blocks * BLOCK_SIZE) {
-        assert_eq!(read_ahead(journal, &record, window), all, "{window}");
+        let (ahead, at) = read_ahead(journal, &record, window);
+        assert_eq!((&ahead, at), (&all, gap), "{window}");
     }
     all
 }
@@ -119,12 +122,13 @@ fn changes_of(batch: &batches::Batch) -> Vec<(u64, Action)> {
     changes
 }
 
-/// The same run by windows of any size: batches lie in one, in two, around the ring's end, or have no room in any.
+/// The same run by windows of any size: batches lie in one, in two, around the ring's end, or have no room in any. And where a batch is expected
+/// of which a device does not return all.
 fn read_ahead(
     journal: &Journal,
     record: &CheckpointRecord,
     most: usize,
-) -> Vec<Vec<(u64, Action)>> {
+) -> (Vec<Vec<(u64, Action)>>, Option<Anchor>) {
     let mut walk = Walk::begin(&journal.array, record).unwrap();
     let mut ahead = Ahead::by_windows(&journal.array, record, FIRST, most);
     let mut all = Vec::new();
@@ -146,7 +150,7 @@ fn read_ahead(
                 fetch.run(&journal.array);
                 ahead.fetched(fetch);
             }
-            None if nothing => return all,
+            None if nothing => return (all, ahead.gap().map(|(at, _)| at)),
             None => {}
         }
     }
@@ -216,6 +220,43 @@ fn a_fold_is_in_the_next_batch_that_is_paid_for() {
     journal.ring.take_back();
     assert!(!journal.outstanding());
     assert_eq!(journal.ring.used(), 3 * 4096 + SLACK.batches);
+}
+
+/// Whatever block of whatever batch is not returned: those before it are read, and it is known that there may be one more.
+#[test]
+fn batches_before_a_gap_are_read() {
+    let device = SimDevice::new(SIZE, 1);
+    let journal = journal_on(&[Arc::clone(&device)]);
+    let mut ends = vec![0];
+    for (nid, len) in (0..).zip([10, 5000, 200 << 10, 100, 4 << 10, 70 << 10]) {
+        assert!(merge(&journal, nid, len));
+        commit(&journal);
+        ends.push(journal.gather.lock().next.position);
+    }
+    let all = replayed(&journal);
+    assert_eq!(all.len(), 6);
+    let mut start = 0;
+    let geometry = journal.array.geometry();
+    geometry.pieces(journal.base, 1, |piece| start = piece.offset);
+    let block = BLOCK_SIZE as u64;
+    let within = |ends: &[u64]| (ends[0]..ends[1]).step_by(BLOCK_SIZE).collect::<Vec<_>>();
+    for (before, blocks) in ends.windows(2).map(within).enumerate() {
+        let some = [
+            blocks[0],
+            blocks[blocks.len() / 2],
+            blocks[blocks.len() - 1],
+        ];
+        for at in some.map(|at| start + at) {
+            device.fail_reads(Times::Always, Some(at..at + block));
+            assert_eq!(replayed(&journal), all[..before], "{at}");
+        }
+    }
+    // Behind the last one, and far behind it.
+    for behind in [0, block, 1 << 20] {
+        let at = start + ends[6] + behind;
+        device.fail_reads(Times::Always, Some(at..at + block));
+        assert_eq!(replayed(&journal), all);
+    }
 }
 
 /// Whether the batch vouches for data is decided once: when that is not in order at that moment, because somebody else's is not flushed, the data is

@@ -9,10 +9,11 @@
 //!    interrupted checkpoint or repair left elsewhere is not taken for anything.
 
 use super::{SalvageError, VERSION_STEP};
-use crate::batches::{RingReader, Run, all_there, each_whole, sums_of};
+use crate::batches::{Run, all_there, each_whole, sums_of};
 use crate::content::Content;
 use crate::error::Error;
 use crate::journal::Anchor;
+use crate::ring_reader::{Gaps, RingReader};
 use crate::segments::SegmentId;
 use crate::store::Store;
 use crate::table::anew::Found;
@@ -282,9 +283,10 @@ fn found(sequence: u64, place: Place, crc: u32, free: u64) -> Found {
     Found { pointer, sequence }
 }
 
-/// The newest mount that a whole batch in the ring is of; 0: none.
-pub(crate) fn newest_mount(array: &Array) -> Result<u64, Error> {
-    Ok(Survey::of(array)?.mount_id)
+/// The newest mount that a whole batch in the ring is of; 0: none. And what of the ring devices do not return.
+pub(crate) fn newest_mount(array: &Array) -> Result<(u64, Gaps), Error> {
+    let survey = Survey::of(array)?;
+    Ok((survey.mount_id, survey.gaps))
 }
 
 /// Everything in the ring that is a whole batch.
@@ -295,13 +297,15 @@ pub(super) struct Survey {
     pub epoch: u64,
     /// Batches of the last mount: sequence number, ring offset, header.
     last: BTreeMap<u64, (u64, BatchHeader)>,
+    /// What of the ring devices do not return: there may be more.
+    pub gaps: Gaps,
 }
 
 impl Survey {
     pub fn of(array: &Array) -> Result<Survey, Error> {
         let mut survey = Survey::default();
         // Invariant 1, for batches.
-        each_whole(array, COUNTER_FOUND_MAX, |at, header| {
+        survey.gaps = each_whole(array, COUNTER_FOUND_MAX, |at, header| {
             survey.note(at, header)
         })?;
         Ok(survey)
@@ -335,6 +339,8 @@ impl Survey {
             unconfirmed: false,
             vouched: Vec::new(),
             unread: Vec::new(),
+            doubt: None,
+            gaps: self.gaps.clone(),
             loss,
         }
     }
@@ -356,7 +362,11 @@ impl Survey {
                 _ => {}
             }
             let mut records = vec![0; header.len.get() as usize];
-            ring.read(offset + BatchHeader::SIZE as u64, &mut records)?;
+            let start = offset + BatchHeader::SIZE as u64;
+            ring.read(start, &mut records)?;
+            if let Some(error) = ring.gap(start, records.len() as u64) {
+                return Err(SalvageError::Unreadable(error.to_string()));
+            }
             batches.push((*header, records));
             wanted = Some((sequence.wrapping_sub(1), header.previous_crc.get()));
         }

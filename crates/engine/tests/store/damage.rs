@@ -305,8 +305,8 @@ fn a_table_page_that_a_checkpoint_needs_is_not_read_again() {
 }
 
 /// Bytes of the journal of an array of 64 MiB, which begins with it.
-const RING: u64 = 4 << 20;
-const SECTOR: usize = 512;
+pub const RING: u64 = 4 << 20;
+pub const SECTOR: usize = 512;
 
 /// What users may store and have logged: it looks like the header of a long batch of a later mount.
 fn forged(uuid: [u8; 16]) -> BatchHeader {
@@ -320,7 +320,7 @@ fn forged(uuid: [u8; 16]) -> BatchHeader {
 }
 
 /// Places on the device of headers in the journal, with their sequence numbers, in order.
-fn batches(world: &World) -> Vec<(u64, u64)> {
+pub fn batches(world: &World) -> Vec<(u64, u64)> {
     let at = (0..RING).step_by(SECTOR).map(|offset| ARRAY_START + offset);
     let mut found: Vec<(u64, u64)> = at
         .filter_map(|place| {
@@ -338,7 +338,7 @@ fn batches(world: &World) -> Vec<(u64, u64)> {
 }
 
 /// A synced node, and the power goes.
-fn cut_after_syncs(seed: u64, syncs: u64) -> World {
+pub fn cut_after_syncs(seed: u64, syncs: u64) -> World {
     let mut world = World::new(seed, &[64]);
     let store = world.open().unwrap();
     for i in 0..syncs {
@@ -352,7 +352,7 @@ fn cut_after_syncs(seed: u64, syncs: u64) -> World {
 }
 
 /// Without writing anything.
-fn looked_at(world: &World) -> Arc<TestStore> {
+pub fn looked_at(world: &World) -> Arc<TestStore> {
     let options = StoreOptions {
         read_only: true,
         ..World::options()

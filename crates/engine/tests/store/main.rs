@@ -1,6 +1,7 @@
 //! The store over simulated devices.
 
 mod damage;
+mod gaps;
 mod killed;
 mod large;
 mod load;
