@@ -61,6 +61,7 @@ use zerocopy::{FromBytes, IntoBytes};
 /// What one checkpoint leaves for the next.
 #[derive(Debug)]
 pub(crate) struct CheckpointState {
+    /// The next one has the number after this.
     pub sequence: u64,
     /// State of each chunk that is not meta, as the captured images have it.
     pub chunks: Vec<ChunkState>,

@@ -14,6 +14,7 @@
 use crate::batches::{after, each_whole};
 use crate::error::Error;
 use crate::journal::Anchor;
+use crate::recovery::SEQUENCE_STEP_MAX;
 use device::{AlignedBuf, Array};
 use format::checkpoint::CheckpointRecord;
 use format::journal::BatchHeader;
@@ -86,8 +87,10 @@ fn objection(own: &[CheckpointRecord], others: &[CheckpointRecord]) -> Option<&'
         same.into_iter()
             .any(|other| other.as_bytes() != own.as_bytes())
     };
-    // Both copies of a record are durable before the next one is written.
-    if own.iter().any(differ) || last > other + 1 {
+    // Both copies of a record are durable before the next one is written, into the other slot.
+    let newer = own.iter().filter(|own| own.sequence.get() > other).count();
+    let follows = newer == 1 && (last - other) % 2 == 1 && last - other <= SEQUENCE_STEP_MAX;
+    if own.iter().any(differ) || last > other && !follows {
         return Some(
             "a checkpoint on it is of another history of this file system: it is a copy that was written to since, or the others are",
         );
@@ -199,5 +202,33 @@ impl Chain<'_> {
             at += len;
         }
         Ok(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use format::U64;
+
+    fn records(sequences: &[u64]) -> Vec<CheckpointRecord> {
+        let record = |sequence: &u64| {
+            let mut record = CheckpointRecord::zeroed();
+            record.sequence = U64::new(*sequence);
+            record
+        };
+        sequences.iter().map(record).collect()
+    }
+
+    /// A power cut came between the two copies of a record: its number is the next one, or leaves some out.
+    #[test]
+    fn one_record_more_is_no_objection_if_it_can_be_the_next() {
+        let refused = |own: &[u64]| objection(&records(own), &records(&[9, 10])).is_some();
+        for own in [&[9, 10][..], &[10, 11], &[10, 13], &[10, 15], &[13]] {
+            assert!(!refused(own), "{own:?}");
+        }
+        // Old ones, two more, one in the wrong slot, and one of much later.
+        for own in [&[8, 9][..], &[11, 12], &[11, 14], &[10, 12], &[10, 17]] {
+            assert!(refused(own), "{own:?}");
+        }
     }
 }

@@ -24,7 +24,11 @@
 //!    data: what recovery or a user writes may be where a file's data was that the run deletes, and the next
 //!    recovery, if this one is cut off, must find the same end.
 //! 3. What is replayed (in [`crate::replay`]) is in memory only until the run is done.
-//! 4. After replay a checkpoint empties the journal before the first user operation (R8), under
+//! 4. No page of the node table that a checkpoint without a record has left has the number of one that has a record. A mount numbers its checkpoints one
+//!    by one, and ends at the first that fails: so behind the newest record there is at most one without, and the next mount's first leaves
+//!    its number out ([`next_sequence`]). Who makes a lost page anew of what lies in segments takes the newest, and no number twice. (That
+//!    first one, cut off and made again, has its number twice; it is of the same state each time.)
+//! 5. After replay a checkpoint empties the journal before the first user operation (R8), under
 //!    a new mount id, so that no batch of the last mount can follow a batch of this one. All labels have the id before.
 
 use crate::batches::{Run, read_run};
@@ -62,6 +66,8 @@ pub struct RecoveryReport {
     pub took: Duration,
     /// Checkpoint record copies that were unreadable or damaged, as (slot, copy, why).
     pub damaged_copies: Vec<(usize, usize, String)>,
+    /// A device does not return one of them.
+    pub(crate) hidden_copies: bool,
 }
 
 pub(crate) fn damaged(structure: &'static str, what: impl Into<String>) -> Error {
@@ -127,7 +133,8 @@ impl<C: Content> Store<C> {
         report.clean = record.clean.get() == 1;
         let clock = options.clock.clone();
         let passed = |since: u64| Duration::from_nanos(clock.monotonic_ns().saturating_sub(since));
-        let mut store = match Self::of_checkpoint(&array, &record, options) {
+        let next = next_sequence(&record, &report);
+        let mut store = match Self::of_checkpoint(&array, &record, next, options) {
             Ok(store) => store,
             // What is lost says why.
             Err(error) => {
@@ -170,10 +177,12 @@ impl<C: Content> Store<C> {
         Ok((store, report))
     }
 
-    /// A store as a checkpoint left it: the journal is not looked at, and where it goes on is not known yet.
+    /// A store as a checkpoint left it, whose next one has the number `next`: the journal is not looked at, and where it goes on is not
+    /// known yet.
     fn of_checkpoint(
         array: &Arc<Array>,
         record: &CheckpointRecord,
+        next: u64,
         options: StoreOptions,
     ) -> Result<Self, Error> {
         let page_limit = options.node_cache_bytes / 4 / BLOCK_SIZE;
@@ -194,7 +203,7 @@ impl<C: Content> Store<C> {
             live: space.live,
             resume: resume(record, start, record.epoch.get() + 1),
             checkpoint_state: CheckpointState {
-                sequence: record.sequence.get(),
+                sequence: next - 1,
                 chunks: space.chunks,
                 space_places: space.places,
                 clean: false,
@@ -262,6 +271,17 @@ fn resume(record: &CheckpointRecord, anchor: Anchor, epoch: u64) -> Resume {
     }
 }
 
+/// What the first checkpoint after this record has for a number (invariant 4), in the other slot. If a device does not return a copy of a
+/// record, that may be a newer one, of which the other copy was never written: once it is returned it must not be taken for this checkpoint's.
+pub(crate) fn next_sequence(record: &CheckpointRecord, report: &RecoveryReport) -> u64 {
+    let without_record = record.clean.get() != 1;
+    let (interrupted, hidden) = (u64::from(without_record), u64::from(report.hidden_copies));
+    record.sequence.get() + 1 + 2 * (interrupted + hidden)
+}
+
+/// No more is ever between the number of a record and that of the next one while none is lost.
+pub(crate) const SEQUENCE_STEP_MAX: u64 = 5;
+
 /// A batch without records that says of those before it that they were durable (invariant 2).
 #[derive(Debug)]
 pub(crate) struct Confirmation {
@@ -327,6 +347,7 @@ pub(crate) fn newest_record(
             Ok(block) => CheckpointRecord::parse(&block, &array.uuid()).map_err(|d| d.to_string()),
             Err(error) => {
                 let why = error.to_string();
+                report.hidden_copies = true;
                 unreadable = Some(error);
                 Err(why)
             }

@@ -56,7 +56,7 @@ use crate::finding::Object;
 use crate::journal::{Anchor, Resume};
 use crate::nids::Nids;
 use crate::node::{Body, new_cell};
-use crate::recovery::{RecoveryReport, newest_record};
+use crate::recovery::{RecoveryReport, newest_record, next_sequence};
 use crate::replay::{Change, fits_an_image};
 use crate::segments::{SegmentId, Segments};
 use crate::space::ChunkState;
@@ -702,7 +702,11 @@ impl Base {
             kept: true,
         }));
         let stated = record.map_or(0, |r| r.sequence.get());
-        let mut sequence = stated.max(survey.checkpoint_sequence) + 1;
+        let mut sequence = survey.checkpoint_sequence + 1;
+        if let Some(record) = &record {
+            // As a mount's first one.
+            sequence = sequence.max(next_sequence(record, &report));
+        }
         if record.is_some() && sequence % 2 == stated % 2 {
             // Not into the slot that is the only one.
             sequence += 1;

@@ -25,7 +25,7 @@ layout! {
         pub clean: U32,
         /// The file system's UUID.
         pub uuid: [u8; 16],
-        /// Grows by one with every checkpoint; slot = sequence mod 2.
+        /// Grows with every checkpoint, by 1, 3 or 5; slot = sequence mod 2.
         pub sequence: U64,
         /// The mount that wrote it.
         pub mount_id: U64,

@@ -2,6 +2,7 @@
 
 mod damage;
 mod gaps;
+mod interrupted;
 mod killed;
 mod large;
 mod load;

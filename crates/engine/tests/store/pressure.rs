@@ -384,7 +384,7 @@ fn space_is_there_for_who_wants_it_while_empty_chunks_retire() {
 }
 
 /// Byte offsets of both copies of both slots on an array of one device of 64 MiB.
-fn slot_places() -> [[u64; 2]; 2] {
+pub fn slot_places() -> [[u64; 2]; 2] {
     let tail = (64 << 20) / 4096 - 16 + 13;
     [0, 1].map(|slot| [(1 + slot) * 4096, (tail + slot) * 4096])
 }
