@@ -6,7 +6,11 @@
 //!    on behind it.
 //! 2. What cannot be is not taken for anything: node ids, pages and space maps beyond what a table of this array can have.
 //! 3. With a readable segment table only segments with live bytes are read, so what an
-//!    interrupted checkpoint or repair left elsewhere is not taken for anything.
+//!    interrupted checkpoint or repair left elsewhere is not taken for anything. A checkpoint that is cut off leaves some in segments with live
+//!    bytes, too, behind these. Its table pages have a number that none with a record has (`recovery.rs`, invariant 4): later
+//!    ones win. (One that only says where nodes have been moved, and that nobody has changed since, is the newest still; what points at the one before
+//!    counts as uncertain then.) Its images are not told from others: they can be of changes that never were durable, and a node that has come to fewer
+//!    versions since is found as it was there. What would tell is not in an item (`docs/durability.md`, what a repair cannot know).
 
 use super::{SalvageError, VERSION_STEP};
 use crate::batches::{Run, all_there, each_whole, sums_of};
