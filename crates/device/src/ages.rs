@@ -5,7 +5,9 @@
 //!    A repair that takes old devices as they are writes their labels after its record, so that nobody else takes them before.
 //! 2. So whenever that is cut off, no label is of an older mount than the newest record, none is of a newer one than the mount after that, and none of a newer one
 //!    than the label of a device before it. Where that does not hold, a device is not what it was when the array was used last.
-//! 3. A label is of no mount until the first one that writes it: nothing is known of an array of which all are so.
+//! 3. No label gets a smaller number than it has, and none a number before all that are written have the newest of theirs: so no number is given out twice, and
+//!    labels that are written when it is cut off are of two mounts at most.
+//! 4. A label is of no mount until the first one that writes it: nothing is known of an array of which all are so.
 //!
 //! It tells no copy that was made during the last mount, or after it, and none of all devices.
 
@@ -80,6 +82,12 @@ impl Array {
         all_outdated(ages.unwrap_or_default(), record)
     }
 
+    /// The newest mount that a label is of; 0: none.
+    pub fn newest_label(&self) -> u64 {
+        let ages = self.ages.lock();
+        ages.iter().flatten().copied().max().unwrap_or(0)
+    }
+
     /// Has all labels say this mount (invariant 1), if there are labels.
     ///
     /// # Errors
@@ -96,16 +104,18 @@ impl Array {
         let Some(ages) = self.ages.lock().clone() else {
             return Ok(());
         };
-        let mut different = Vec::new();
-        for (device, age) in ages.iter().enumerate() {
-            if *age != mount && !but.contains(&device) {
-                different.push(device);
-            }
-        }
-        for device in different {
-            self.write_label(device, mount)?;
-            if let Some(ages) = &mut *self.ages.lock() {
-                ages[device] = mount;
+        let others = (0..ages.len()).filter(|device| !but.contains(device));
+        let others: Vec<usize> = others.collect();
+        let newest = others.iter().map(|device| ages[*device]).max().unwrap_or(0);
+        // Invariant 3.
+        for mount in [newest.min(mount), mount] {
+            for device in &others {
+                if self.age(*device) < mount {
+                    self.write_label(*device, mount)?;
+                    if let Some(ages) = &mut *self.ages.lock() {
+                        ages[*device] = mount;
+                    }
+                }
             }
         }
         Ok(())

@@ -198,7 +198,7 @@ impl Array {
     }
 
     /// The mount that a device's label is of, or should be.
-    fn age(&self, index: usize) -> u64 {
+    pub(crate) fn age(&self, index: usize) -> u64 {
         let ages = self.ages.lock();
         ages.as_ref().map_or(0, |ages| ages[index])
     }

@@ -37,7 +37,9 @@
 //!    nothing that a scan would use, lies in it; a free chunk only if neither the old space
 //!    tables, nor an old space map, nor a file's extents, before or after the changes, have it.
 //! 2. The new record's sequence number, mount id and epoch are above all that any record or
-//!    journal batch on the devices names, so nothing stale can be taken for its successor.
+//!    journal batch on the devices names, so nothing stale can be taken for its successor. The mount id is above all labels, too, or a device's latest
+//!    state that is attached after all would pass for one of the array's; but where all are of the newest record's mount or the next, of
+//!    which there is no record, it is that next one, as a mount's would be.
 //! 3. No version falls: a dropped node's tombstone has the next version, and nids whose versions
 //!    are lost start again far above whatever was seen of them.
 //! 4. Memory: the journal, what replay changed, the nodes of lost leaf pages, what the caller
@@ -56,7 +58,7 @@ use crate::finding::Object;
 use crate::journal::{Anchor, Resume};
 use crate::nids::Nids;
 use crate::node::{Body, new_cell};
-use crate::recovery::{RecoveryReport, newest_record, next_sequence};
+use crate::recovery::{RecoveryReport, newest_record, next_sequence, outdated};
 use crate::replay::{Change, fits_an_image};
 use crate::segments::{SegmentId, Segments};
 use crate::space::ChunkState;
@@ -711,14 +713,21 @@ impl Base {
             // Not into the slot that is the only one.
             sequence += 1;
         }
-        let mount = record.map_or(0, |r| r.mount_id.get()).max(survey.mount_id);
+        let recorded = record.map_or(0, |r| r.mount_id.get());
+        let mount = recorded.max(survey.mount_id);
+        // Invariant 2.
+        let begun = record.is_some() && outdated(array).is_empty();
+        let mount_id = match begun {
+            true => (mount + 1).max(array.newest_label()),
+            false => mount.max(array.newest_label()) + 1,
+        };
         let resume = Resume {
             anchor: Anchor {
                 sequence: run.end.sequence.max(1),
                 ..run.goes_on(array)
             },
             epoch: run.next_epoch.max(survey.epoch + 1),
-            mount_id: mount + 1,
+            mount_id,
             checkpoint_sequence: sequence - 1,
         };
         Ok(Base {

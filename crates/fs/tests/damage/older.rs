@@ -146,6 +146,45 @@ fn old_devices_are_told_until_a_repair_has_taken_them() {
     }
 }
 
+/// Its mount had a number that there had been before, and labels fell to that: once mounts had reached it again, the latest state of the first device was taken
+/// for one of theirs, and the array was a mix of two histories.
+#[test]
+fn a_repair_that_takes_old_devices_gives_no_number_out_again() {
+    let label = |device: &SimDevice| {
+        let mut block = vec![0; BLOCK as usize];
+        device.peek(0, &mut block);
+        format::label::Label::parse(&block).unwrap().mount_id.get()
+    };
+    let (devices, states) = mounts(false, 3);
+    for _ in 0..3 {
+        // No batch tells of it.
+        open(&devices, false).unwrap().close().unwrap();
+    }
+    let latest = contents(&devices);
+    put_back(&devices, [&latest, &states[3]], &[0, 1]);
+    let mut newest = label(&devices[2]);
+    let report = try_repair(&devices, false).unwrap();
+    assert_eq!(report.outcome, Outcome::Repaired);
+    for round in 0..6 {
+        for device in &devices {
+            assert!(
+                label(device) > newest,
+                "{round}: {} is told again",
+                device.name()
+            );
+        }
+        newest = label(&devices[0]);
+        let now = contents(&devices);
+        for old in [&[0][..], &[1], &[0, 1]] {
+            put_back(&devices, [&now, &latest], old);
+            let refused = open(&devices, true).unwrap_err().to_string();
+            assert!(refused.contains("old copy"), "{round}: {old:?}: {refused}");
+        }
+        put_back(&devices, [&now, &now], &[]);
+        open(&devices, false).unwrap().close().unwrap();
+    }
+}
+
 #[test]
 fn an_array_that_was_put_back_as_a_whole_is_what_it_was() {
     for cut in [false, true] {
