@@ -24,8 +24,7 @@ const CORRECTED: u8 = 1;
 const UNCORRECTED: u8 = failure::DAMAGED;
 
 /// What to do of devices that were put back to old copies.
-const REATTACH: &str =
-    "attach the latest state of each device; `sheaf fsck --repair` only if that is gone";
+const REATTACH: &str = "attach the latest state of each device, which is worthless once a repair has begun to write; `sheaf fsck --repair` only if that is gone";
 
 /// Whether a device is older than the array: then it does not open, and a repair would lose what the latest state of that device has.
 pub fn is_outdated(array: &Array) -> bool {
@@ -96,6 +95,8 @@ struct Refused {
     remedy: String,
 }
 
+    /// Writing had begun: old states of devices were to be accepted, and their latest ones no longer fit.
+    begun: bool,
 impl Shown {
     fn new(array: &Array, report: &Report, exit_code: u8) -> Shown {
         // Of what did not open nothing is known.
@@ -254,6 +255,7 @@ fn repaired(paths: &[PathBuf], args: &Fsck) -> Result<Shown, Failure> {
     let report = repair(&array, &options, &|now: Progress| bar.show(now));
     bar.0.finish_and_clear();
     let report = report.map_err(|error| {
+            begun: false,
         let context = "the repair did not come to its end; the array is as it was, or repaired";
         Failure::from(error).at(context)
     })?;
@@ -268,7 +270,14 @@ fn repaired(paths: &[PathBuf], args: &Fsck) -> Result<Shown, Failure> {
             shown.planned = true;
             shown.exit_code = UNCORRECTED;
         }
-        repair::Outcome::Refused { why, remedy } => shown.refused = Some(Refused { why, remedy }),
+        repair::Outcome::Refused { why, remedy } => {
+            let begun = false;
+            shown.refused = Some(Refused { why, remedy, begun });
+        }
+        repair::Outcome::Begun { why, remedy } => {
+            let begun = true;
+            shown.refused = Some(Refused { why, remedy, begun });
+        }
         repair::Outcome::Repaired => {
             // What was read before the repair says nothing of what is there now.
             drop(array);
@@ -415,7 +424,7 @@ fn text(shown: &Shown) -> String {
     }
     if let Some(refused) = &shown.refused {
         text += &format!(
-            "NOT REPAIRED, and nothing was written: {}\nremedy: {}\n",
+            "NOT REPAIRED, {written}: {}\nremedy: {}\n",
             refused.why, refused.remedy
         );
     }
@@ -432,6 +441,10 @@ fn text(shown: &Shown) -> String {
     text += &counts(shown).unwrap_or_default();
     text += &verdict(shown);
     text
+        let written = match refused.begun {
+            true => "but writing had begun, and the latest states of the old devices no longer fit",
+            false => "and nothing was written",
+        };
 }
 
 /// What there is; nothing of what could not be read.

@@ -256,7 +256,8 @@ fn outdated_text(array: &Array, all: &[Outdated]) -> String {
     let newest = all.iter().map(|old| old.newest).max().unwrap_or(0);
     format!(
         "{}, but the array was mounted later, up to mount {newest}: an old copy, or a device that was put back to one. Attach the latest state of each device, and \
-         nothing is lost; `sheaf fsck --repair` accepts the old state, and loses what was written there since",
+         nothing is lost, unless a repair has begun to write since. `sheaf fsck --repair` accepts the old state, and loses what was written there since: \
+         once it has begun to write, the latest state is worthless, though it may not end",
         told.join(", and ")
     )
 }

@@ -95,6 +95,12 @@ pub(crate) struct DirtyRegion {
 }
 
 impl DirtyRegion {
+    /// The changed leaves.
+    pub fn leaf_ids(&self) -> impl Iterator<Item = u64> {
+        let changed = (0..REGION_LEAVES).filter(|leaf| self.leaves & 1 << leaf != 0);
+        changed.map(|leaf| self.index * REGION_LEAVES + leaf)
+    }
+
     /// Changed leaves of each part, at most so many.
     pub fn parts(&self, most: usize) -> Vec<u64> {
         let leaves: Vec<u64> = (0..REGION_LEAVES)

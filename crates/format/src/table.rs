@@ -69,7 +69,9 @@ pub type LeafEntries = [NodeEntry; LEAF_NIDS as usize];
 /// Bits of a packed place for its length.
 const LEN_BITS: u32 = 12;
 const LEN_MASK: u64 = (1 << LEN_BITS) - 1;
-const _: () = assert!(LEAF_NIDS as usize * (2 + 2 * NUMBER_MAX) <= PAYLOAD_MAX);
+/// Bytes of a leaf page, at most.
+pub const LEAF_PAGE_MAX: usize = LEAF_NIDS as usize * (2 + 2 * NUMBER_MAX);
+const _: () = assert!(LEAF_PAGE_MAX <= PAYLOAD_MAX);
 
 /// Appends a leaf page.
 pub fn encode_leaf(entries: &LeafEntries, out: &mut Vec<u8>) {

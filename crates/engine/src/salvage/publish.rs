@@ -10,9 +10,11 @@ use crate::recovery::outdated;
 use crate::segments::SegmentId;
 use crate::space::{ChunkState, Space};
 use crate::space_map::SpaceMap;
-use format::item::PAYLOAD_MAX;
-use format::table::space_map_nid;
-use format::{Damage, Nid};
+use format::checkpoint::SPACE_PAGE_BYTES;
+use format::item::{ITEM_MAX, PAYLOAD_MAX, padded_len};
+use format::table::{LEAF_NIDS, LEAF_PAGE_MAX, MAP_REGIONS, REGION_LEAVES, space_map_nid};
+use format::{BLOCK_SIZE, Damage, Nid};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -156,6 +158,54 @@ impl<C: Content> Salvage<C> {
         let body = map.map_or(Body::Gone, Body::Space);
         self.set_body(nid, last.max(logged) + 1, body)?;
         Ok(state)
+    }
+
+    /// Whether there is room beside the old state for all that [`publish`](Self::publish) writes, at the worst: if so, it does not fail for want of room. Writes nothing.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]: there may not be enough.
+    pub fn check_room(&self) -> Result<(), SalvageError> {
+        let store = &self.store;
+        store.segments.keep_out(&self.occupied);
+        let seed = store.array.checksum_seed();
+        let (mut images, mut image) = (0, Vec::new());
+        let mut leaves = BTreeSet::new();
+        for list in &store.dirty.lists {
+            // Nodes are locked without it.
+            let dirty = list.lock().clone();
+            for one in &dirty {
+                let node = one.cell.read();
+                image.clear();
+                match &node.body {
+                    Body::Gone => {}
+                    body => body.encode_item(seed, one.nid, node.version, &mut image),
+                }
+                images += image.len();
+                leaves.insert(one.nid.0 / LEAF_NIDS);
+            }
+        }
+        for region in store.table.dirty_regions() {
+            leaves.extend(region.leaf_ids());
+        }
+        let above = |pages: &BTreeSet<u64>, each: u64| -> BTreeSet<u64> {
+            pages.iter().map(|page| page / each).collect()
+        };
+        let regions = above(&leaves, REGION_LEAVES);
+        let maps = above(&regions, MAP_REGIONS);
+        let pages =
+            leaves.len() * padded_len(LEAF_PAGE_MAX) + (regions.len() + maps.len()) * ITEM_MAX;
+        let geometry = store.array.geometry();
+        let words = geometry.chunk_count as usize * (1 + geometry.segments_per_chunk() as usize);
+        let space = ITEM_MAX + ((words * 4).div_ceil(SPACE_PAGE_BYTES)) * 2 * BLOCK_SIZE;
+        // Each packer leaves a segment of its own, and none fills one by less than an item and its padding.
+        let within = geometry.segment_bytes() - ITEM_MAX - BLOCK_SIZE;
+        let segments = |bytes: usize| bytes.div_ceil(within);
+        let needed = segments(images) + segments(pages) + segments(space) + 2 * store.packers() + 1;
+        let room = store.free_meta_bytes() / geometry.segment_bytes() as i64;
+        match needed as i64 <= room {
+            true => Ok(()),
+            false => Err(Error::NoSpace.into()),
+        }
     }
 
     /// **The commit point** of a repair: writes everything that changed beside what is there, then

@@ -193,3 +193,39 @@ fn a_repair_writes_nothing_where_the_last_batch_looks() {
     );
     assert!(data() == before);
 }
+
+/// Segments were written before it turned out that there was no room, which is too late where the latest state of a device was to be had still.
+#[test]
+fn whether_there_is_room_for_a_repair_is_known_before_it_writes() {
+    let (mut fitted, mut refused) = (0, u64::MAX);
+    for number in (1..20).map(|step| step * 400) {
+        let mut world = World::new(76, &[64]);
+        drop(world.open().unwrap());
+        world.switch.cut_now();
+        world.restart(&mut Rng::new(76));
+        let mut salvage = world.salvage().unwrap();
+        for value in 0..number {
+            let (fresh, _) = salvage.fresh().unwrap();
+            salvage.put(fresh, Numbers(vec![value; 1900])).unwrap();
+        }
+        salvage.set_space(|_| Vec::new(), |_| false).unwrap();
+        let before = world.devices[0].contents_hash();
+        match salvage.check_room() {
+            Ok(()) => {
+                fitted = number;
+                salvage.publish().unwrap();
+                continue;
+            }
+            Err(SalvageError::Store(Error::NoSpace)) => refused = refused.min(number),
+            Err(error) => panic!("{error}"),
+        }
+        assert_eq!(world.devices[0].contents_hash(), before);
+        assert!(fitted < number);
+    }
+    assert!(
+        fitted < refused && refused < u64::MAX,
+        "{fitted} and {refused}"
+    );
+    // Of 64 MiB, with a journal in them.
+    assert!(fitted * (15 << 10) > 32 << 20, "{fitted}");
+}

@@ -15,7 +15,8 @@
 //!    - *place* (`places`): what has no name, or is its own ancestor, gets one in `/lost+found`;
 //!    - *counts* (`places`): links, lists of unlinked inodes; nodes that nobody owns go.
 //! 3. When the check finds nothing more, the space maps are made from the files, and the check runs
-//!    once more, over everything. If it finds anything, nothing is written.
+//!    once more, over everything. If it finds anything, nothing is written. Nor is anything where old devices are to be accepted and the room may not be enough:
+//!    from the first write on their latest states no longer fit the others.
 //! 4. `Salvage::publish`, **the one commit point**: a checkpoint beside the old state.
 //! 5. Labels of old devices, which are refused until then; copies of labels and checkpoint records; then the file system is opened and closed once, which
 //!    deletes unlinked files and makes both checkpoint slots good.
@@ -165,6 +166,9 @@ pub enum Outcome {
     Repaired,
     /// Nothing was written: the array is as it was.
     Refused { why: String, remedy: String },
+    /// Old states of devices were to be accepted, and the repair failed after its first write. The array is refused as before, or
+    /// repaired but for a repeat; the latest states of those devices no longer fit it.
+    Begun { why: String, remedy: String },
 }
 
 /// What a repair found and did.
@@ -238,6 +242,8 @@ fn refused(why: impl std::fmt::Display, remedy: &str) -> Outcome {
 
 const RESCUE: &str = "copy that device to a sound one with ddrescue, and repair the copy";
 const COPY_OUT: &str = "mount it read-only, copy out what is needed, make the file system anew";
+const BACKUP: &str = "make the file system anew, and copy back from a backup";
+const REPEAT: &str = "repeat the repair, which goes on from what the devices hold now";
 
 /// Checks a file system and repairs what is wrong; see the module's head. The array is open for
 /// writing, except for a dry run. Damage is never an error of this function.
@@ -309,7 +315,12 @@ pub fn repair(
         let why = "something would be lost";
         report.outcome = refused(why, "look at the list, then run `sheaf fsck --repair`");
     } else {
-        report.outcome = write(array, options, salvage, progress)?;
+        report.outcome = match salvage {
+            Some(salvage) if !engine::outdated(array).is_empty() => {
+                accept(array, options, salvage, progress)?
+            }
+            salvage => write(array, options, salvage, progress)?,
+        };
     }
     Ok(report.with(actions))
 }
@@ -384,10 +395,7 @@ fn outcome_of(error: SalvageError) -> Result<Outcome, Error> {
     match error {
         SalvageError::Unreadable(why) => Ok(refused(why, RESCUE)),
         SalvageError::Store(engine::Error::Device(error)) => Ok(refused(error, RESCUE)),
-        SalvageError::Store(engine::Error::Damaged(damage)) => {
-            let remedy = "make the file system anew, and copy back from a backup";
-            Ok(refused(damage, remedy))
-        }
+        SalvageError::Store(engine::Error::Damaged(damage)) => Ok(refused(damage, BACKUP)),
         SalvageError::Store(engine::Error::NoSpace) => {
             let why = "there is no room to write the repaired metadata beside the damaged";
             Ok(refused(why, COPY_OUT))
@@ -403,6 +411,25 @@ fn write(
     salvage: Option<Salvage<crate::content::FsNode>>,
     progress: &(dyn Fn(Progress) + Sync),
 ) -> Result<Outcome, Error> {
+/// Steps 4 and 5 where old states of devices are accepted. From the first write on their latest states are worthless, so what can be known to fail is not begun.
+fn accept(
+    array: &Arc<Array>,
+    options: &RepairOptions,
+    salvage: Salvage<crate::content::FsNode>,
+    progress: &(dyn Fn(Progress) + Sync),
+) -> Result<Outcome, Error> {
+    if let Err(error) = salvage.check_room() {
+        return outcome_of(error);
+    }
+    let (why, remedy) = match write(array, options, Some(salvage), progress) {
+        Ok(Outcome::Refused { why, remedy }) => (why, remedy),
+        Err(error @ Error::Store(engine::Error::Device(_))) => (error.to_string(), RESCUE.into()),
+        Err(error) => (error.to_string(), REPEAT.into()),
+        done => return done,
+    };
+    Ok(Outcome::Begun { why, remedy })
+}
+
     let step = |done| {
         progress(Progress {
             phase: Phase::Writing,

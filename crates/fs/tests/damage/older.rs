@@ -4,7 +4,7 @@ use crate::images::*;
 use crate::repair::{repair_options, try_repair};
 use base::rng::Rng;
 use device::BlockDevice;
-use device::sim::{PowerSwitch, SimDevice, Snapshot};
+use device::sim::{PowerSwitch, SimDevice, Snapshot, Times};
 use engine::Object;
 use fs::fsck::repair::{Action, ActionKind, Outcome, RepairOptions, repair};
 use fs::{Caller, FileSystem, ROOT};
@@ -182,6 +182,39 @@ fn a_repair_that_takes_old_devices_gives_no_number_out_again() {
         }
         put_back(&devices, [&now, &now], &[]);
         open(&devices, false).unwrap().close().unwrap();
+    }
+}
+
+/// It said that nothing was written, and to attach the latest states, which by then fitted no more.
+#[test]
+fn a_repair_that_fails_once_it_takes_old_devices_says_that_writing_had_begun() {
+    let (devices, states) = mounts(false, 3);
+    // Labels of others are written before.
+    for (old, failing) in [(0, 3), (0, 2), (2, 1), (3, 2)] {
+        let context = format!("{old} is old, {failing} fails");
+        let now = &states[3][..];
+        put_back(&devices, [now, &states[1]], &[old]);
+        devices[failing].fail_writes(Times::Always, None);
+        let report = try_repair(&devices, false).unwrap();
+        let Outcome::Begun { why, remedy } = report.outcome else {
+            panic!("{context}: {:?}", report.outcome);
+        };
+        assert!(why.contains(devices[failing].name()), "{context}: {why}");
+        assert!(remedy.contains("ddrescue"), "{context}: {remedy}");
+        devices[failing].heal();
+        let refused = open(&devices, true).unwrap_err().to_string();
+        assert!(refused.contains("old copy"), "{context}: {refused}");
+        assert!(refused.contains("unless a repair has begun"), "{refused}");
+        if old == 0 {
+            let begun = devices[old].snapshot();
+            devices[old].restore(&now[old]);
+            let refused = open(&devices, true).unwrap_err().to_string();
+            assert!(refused.contains("old copy"), "{context}: {refused}");
+            devices[old].restore(&begun);
+        }
+        let report = try_repair(&devices, false).unwrap();
+        assert_eq!(report.outcome, Outcome::Repaired, "{context}");
+        assert!(fsck(&devices).is_sound(), "{context}");
     }
 }
 
