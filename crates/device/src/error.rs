@@ -71,6 +71,20 @@ pub enum Error {
         device: String,
         found: Option<String>,
     },
+    /// Somebody else's signature lies where the first label was.
+    #[error(
+        "{device} holds {found}, but a label in its last block says that it is, or was, device {index} of {count} of file system {uuid} ({name:?}), counted \
+         from 0. If that is wanted, do not run mkfs: if nothing of {found} is, `wipefs --all {device}` removes it, and then \
+         `sheaf fsck --repair` writes the first label again"
+    )]
+    LabelCovered {
+        device: String,
+        found: String,
+        index: usize,
+        count: usize,
+        uuid: String,
+        name: String,
+    },
     #[error(
         "{device}: both copies of the label are damaged (first: {head}; last: {tail}); \
          restore this device from a backup"

@@ -421,9 +421,20 @@ pub(crate) fn read_label(device: &dyn BlockDevice) -> Result<Found, Error> {
             .into_iter()
             .find(|hit| hit.name != "sheaf")
     {
-        return Err(Error::NotSheaf {
-            device: name(),
-            found: Some(other.name.to_owned()),
+        let (device, found) = (name(), other.name.to_owned());
+        return Err(match tail {
+            Ok(label) => Error::LabelCovered {
+                device,
+                found,
+                index: label.device_index.get() as usize,
+                count: label.device_count.get() as usize,
+                uuid: uuid_text(&label.uuid),
+                name: label_name(&label),
+            },
+            Err(_) => Error::NotSheaf {
+                device,
+                found: Some(found),
+            },
         });
     }
     match (head, tail) {

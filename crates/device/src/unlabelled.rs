@@ -34,7 +34,10 @@ type Bare = (Arc<dyn BlockDevice>, Error);
 
 /// Whether a device has no label because none of it is there, or nothing good of it.
 pub(crate) fn is_bare(error: &Error) -> bool {
-    matches!(error, Error::NotSheaf { .. } | Error::LabelDamaged { .. })
+    matches!(
+        error,
+        Error::NotSheaf { .. } | Error::LabelCovered { .. } | Error::LabelDamaged { .. }
+    )
 }
 
 /// What is wrong with devices of which some have a label and some have none; `given` are all, as they were given.
@@ -51,8 +54,14 @@ pub(crate) fn told(found: Vec<Labelled>, bare: Vec<Bare>, given: Vec<String>) ->
         return error;
     }
     match sort_by_index(found) {
-        // It is one too many.
-        Ok(_) => first,
+        // It is one too many, whatever it was once.
+        Ok(_) => match first {
+            Error::LabelCovered { device, found, .. } => Error::NotSheaf {
+                device,
+                found: Some(found),
+            },
+            first => first,
+        },
         Err(Error::Missing { missing, count, .. }) => {
             let sizes = missing
                 .iter()
@@ -83,7 +92,8 @@ fn why(error: Error) -> String {
         Error::NotSheaf { found: None, .. } => "nothing of them is left".to_owned(),
         Error::NotSheaf {
             found: Some(found), ..
-        } => format!("it holds {found}"),
+        }
+        | Error::LabelCovered { found, .. } => format!("it holds {found}"),
         Error::LabelDamaged { head, tail, .. } => format!("first: {head}; last: {tail}"),
         other => other.to_string(),
     }

@@ -552,3 +552,36 @@ fn other_damage_is_left_to_a_repair() {
     }
     array.fsck(&["--repair"]).exits(CORRECTED);
 }
+
+/// Of an array of one device that somebody took for swap nobody said that it was one, but to run mkfs.
+#[test]
+fn a_second_label_below_another_owners_signature_is_told_and_serves_once_that_is_gone() {
+    let dir = TempDir::new().unwrap();
+    let images = vec![dir.path().join("a")];
+    sheaf(&["mkfs", "--quiet", "--size", "64M"], &images).exits(0);
+    let file = dir.path().join("file");
+    fs::write(&file, noise(100_000)).unwrap();
+    let (a, from) = (images[0].to_str().unwrap(), file.to_str().unwrap());
+    sheaf(&["cp", "-d", a, from, ":/"], &[]).exits(0);
+    let image = File::options().write(true).open(&images[0]).unwrap();
+    let mut swap = [0; 4096];
+    swap[4086..].copy_from_slice(b"SWAPSPACE2");
+    image.write_all_at(&swap, 0).unwrap();
+    for command in [&["fsck"][..], &["fsck", "--repair"], &["ls", "-d"]] {
+        sheaf(command, &images)
+            .exits(OPERATIONAL)
+            .says("holds swap")
+            .says("device 0 of 1 of file system")
+            .says("do not run mkfs")
+            .says(&format!("`wipefs --all {a}`"))
+            .says_not("make a file system");
+    }
+    // As that does.
+    image.write_all_at(&[0; 10], 4086).unwrap();
+    sheaf(&["fsck", "--repair"], &images).exits(CORRECTED);
+    sheaf(&["fsck"], &images).exits(0).says("1 file");
+    let back = dir.path().join("back");
+    let to = back.to_str().unwrap();
+    sheaf(&["cp", "-d", a, ":/file", to], &[]).exits(0);
+    assert!(fs::read(back).unwrap() == noise(100_000));
+}
