@@ -33,13 +33,16 @@ impl Round<'_> {
         let mut kept: Vec<Name> = Vec::new();
         let (mut texts, mut directories) = (HashSet::new(), HashSet::new());
         for mut name in found.items.clone() {
-            let twin = !texts.insert(name.name.clone());
-            let why = match twin {
+            let why = match texts.contains(&name.name) {
                 true => Some("exists twice"),
                 false => self.bad_name(dir, &mut name, &mut directories)?,
             };
             match why {
-                None => kept.push(name),
+                None => {
+                    // One that goes takes the place of none.
+                    texts.insert(name.name.clone());
+                    kept.push(name);
+                }
                 Some(why) => self.remove_name(dir, &name, why),
             }
         }

@@ -381,6 +381,32 @@ fn a_directory_in_itself_keeps_its_other_names() {
     }
 }
 
+/// The good one went with it, and the file came to `/lost+found`.
+#[test]
+fn a_name_that_names_nothing_costs_no_other_of_the_same_text() {
+    let world = World::new();
+    let file = world.ino("/file");
+    let name = name_of(&world, ROOT, file);
+    let bad = crate::content::Name {
+        nid: Nid(file.0 + 5000),
+        ..name.clone()
+    };
+    let good = crate::content::Name {
+        key: name.key + 1,
+        ..name.clone()
+    };
+    world.edit(vec![
+        (ROOT, Delta::RemoveName(name.key)),
+        (ROOT, Delta::InsertName(bad)),
+        (ROOT, Delta::InsertName(good)),
+    ]);
+    let (copy, report) = world.repaired();
+    assert_eq!(copy.ino("/file"), file, "{:#?}", report.actions);
+    assert!(!exists(&copy, "/lost+found"));
+    let removed = actions(&report, ActionKind::Name, "/file");
+    assert_eq!(removed.len(), 1, "{removed:?}");
+}
+
 /// Nothing was changed because of it, and the repair was refused.
 #[test]
 fn a_root_among_unlinked_inodes_is_taken_off_the_list() {
