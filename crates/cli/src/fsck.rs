@@ -58,6 +58,8 @@ struct Shown {
     actions: Vec<ShownAction>,
     more_actions: u64,
     refused: Option<Refused>,
+    /// It is repaired, and this kept the check after it from its end.
+    unchecked: Option<String>,
     files: Option<u64>,
     folders: Option<u64>,
     symlinks: Option<u64>,
@@ -93,10 +95,10 @@ struct ShownAction {
 struct Refused {
     why: String,
     remedy: String,
-}
-
     /// Writing had begun: old states of devices were to be accepted, and their latest ones no longer fit.
     begun: bool,
+}
+
 impl Shown {
     fn new(array: &Array, report: &Report, exit_code: u8) -> Shown {
         // Of what did not open nothing is known.
@@ -118,6 +120,7 @@ impl Shown {
             actions: Vec::new(),
             more_actions: 0,
             refused: None,
+            unchecked: None,
             files: known(report.files),
             folders: known(report.directories),
             symlinks: known(report.symlinks),
@@ -161,7 +164,11 @@ pub fn run(args: &Fsck) -> Outcome {
         false => output::print(text(&shown)),
     };
     // To fsck(8) codes are bits.
-    output::verdict(told, shown.exit_code, shown.exit_code | OPERATIONAL)
+    let ended = output::verdict(told, shown.exit_code, shown.exit_code | OPERATIONAL);
+    if let Some(why) = &shown.unchecked {
+        output::tell(format!("sheaf: {why}"));
+    }
+    ended
 }
 
 fn checked(paths: &[PathBuf]) -> Result<Shown, Failure> {
@@ -248,6 +255,7 @@ fn repaired(paths: &[PathBuf], args: &Fsck) -> Result<Shown, Failure> {
                 "the old state of a device would be accepted, and what was written to it since lost"
                     .into(),
             remedy: REATTACH.into(),
+            begun: false,
         });
         return Ok(shown);
     }
@@ -255,7 +263,6 @@ fn repaired(paths: &[PathBuf], args: &Fsck) -> Result<Shown, Failure> {
     let report = repair(&array, &options, &|now: Progress| bar.show(now));
     bar.0.finish_and_clear();
     let report = report.map_err(|error| {
-            begun: false,
         let context = "the repair did not come to its end; the array is as it was, or repaired";
         Failure::from(error).at(context)
     })?;
@@ -281,28 +288,39 @@ fn repaired(paths: &[PathBuf], args: &Fsck) -> Result<Shown, Failure> {
         repair::Outcome::Repaired => {
             // What was read before the repair says nothing of what is there now.
             drop(array);
-            let array = open(paths)?;
-            let after = examine(&array)?;
-            let exit_code = if after.is_sound() {
-                CORRECTED
-            } else {
-                UNCORRECTED
-            };
-            let (findings, more_findings) = match after.is_sound() {
-                true => (shown.findings, shown.more_findings),
-                false => (findings(&after), after.more_findings),
-            };
-            shown = Shown {
-                findings,
-                more_findings,
-                actions: shown.actions,
-                more_actions: shown.more_actions,
-                repaired: true,
-                ..Shown::new(&array, &after, exit_code)
-            };
+            let after = open(paths).and_then(|array| Ok((examine(&array)?, array)));
+            shown = after_repair(shown, after);
         }
     }
     Ok(shown)
+}
+
+/// What a repair did, which is told whether or not the check after it came to its end, and what that found.
+fn after_repair(before: Shown, after: Result<(Report, Arc<Array>), Failure>) -> Shown {
+    let (after, array) = match after {
+        Ok(after) => after,
+        Err(failure) => {
+            let failure = failure.at("the array is repaired, but the check after it did not end");
+            return Shown {
+                repaired: true,
+                unchecked: Some(failure.message().unwrap_or_default().to_owned()),
+                exit_code: UNCORRECTED | OPERATIONAL,
+                ..before
+            };
+        }
+    };
+    let (exit_code, findings, more_findings) = match after.is_sound() {
+        true => (CORRECTED, before.findings, before.more_findings),
+        false => (UNCORRECTED, findings(&after), after.more_findings),
+    };
+    Shown {
+        findings,
+        more_findings,
+        actions: before.actions,
+        more_actions: before.more_actions,
+        repaired: true,
+        ..Shown::new(&array, &after, exit_code)
+    }
 }
 
 /// The full check of an open array, with progress.
@@ -423,6 +441,10 @@ fn text(shown: &Shown) -> String {
         text += &format!("and {} more\n", shown.more_actions);
     }
     if let Some(refused) = &shown.refused {
+        let written = match refused.begun {
+            true => "but writing had begun, and the latest states of the old devices no longer fit",
+            false => "and nothing was written",
+        };
         text += &format!(
             "NOT REPAIRED, {written}: {}\nremedy: {}\n",
             refused.why, refused.remedy
@@ -441,10 +463,6 @@ fn text(shown: &Shown) -> String {
     text += &counts(shown).unwrap_or_default();
     text += &verdict(shown);
     text
-        let written = match refused.begun {
-            true => "but writing had begun, and the latest states of the old devices no longer fit",
-            false => "and nothing was written",
-        };
 }
 
 /// What there is; nothing of what could not be read.
@@ -465,6 +483,7 @@ fn verdict(shown: &Shown) -> String {
     let text = match shown.exit_code {
         CLEAN => "no errors\n",
         CORRECTED => "all errors corrected\n",
+        _ if shown.unchecked.is_some() => "REPAIRED, and not checked since\n",
         _ if shown.repaired && shown.labels_written == 0 => "ERRORS LEFT by the repair\n",
         _ if shown.is_outdated && shown.planned => {
             return format!(
@@ -484,4 +503,66 @@ fn verdict(shown: &Shown) -> String {
         }
     };
     text.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the repair had lost was told nowhere.
+    #[test]
+    fn what_a_repair_did_is_told_though_nobody_can_look_at_it_after() {
+        let action = |lost, what: &str| ShownAction {
+            kind: "name",
+            object: "node 7".to_owned(),
+            path: None,
+            what: what.to_owned(),
+            lost,
+        };
+        let before = Shown {
+            uuid: String::new(),
+            label: String::new(),
+            exit_code: UNCORRECTED,
+            unmounted_cleanly: None,
+            journal_records_replayed: None,
+            refuses_writes: false,
+            is_outdated: false,
+            findings: Vec::new(),
+            more_findings: 0,
+            repaired: false,
+            planned: false,
+            labels_written: 0,
+            actions: vec![
+                action(true, "a name is gone"),
+                action(false, "put in order"),
+            ],
+            more_actions: 0,
+            refused: None,
+            unchecked: None,
+            files: None,
+            folders: None,
+            symlinks: None,
+            special_files: None,
+            orphans: None,
+            names: None,
+            nodes: None,
+            data_size: None,
+            metadata_size: None,
+        };
+        let after = after_repair(before, Err(Failure::new("/dev/a is in use")));
+        let told = text(&after);
+        assert!(told.contains("LOST: node 7: a name is gone\n"), "{told}");
+        assert!(
+            !told.contains("would be") && !told.contains("corrected"),
+            "{told}"
+        );
+        let json = serde_json::to_value(&after).unwrap();
+        assert_eq!(json["repaired"], true);
+        assert_eq!(json["exit_code"], UNCORRECTED | OPERATIONAL);
+        let why = json["unchecked"].as_str().unwrap();
+        assert!(
+            why.contains("is repaired") && why.contains("in use"),
+            "{why}"
+        );
+    }
 }
