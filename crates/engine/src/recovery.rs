@@ -220,13 +220,18 @@ impl<C: Content> Store<C> {
     }
 }
 
-/// Devices that are older than the array, which no store opens with; none also when that cannot be told, as there is no record. Where the journal cannot
-/// be read, all that the record and the labels do not clear.
+/// Devices that are older than the array, which no store opens with. Where the journal cannot be read, all that the record and the labels do not clear.
+/// Where there is no record, those that the labels tell whatever it was: of the mount before the newest label at least, and no older than the journal.
 pub fn outdated(array: &Array) -> Vec<Outdated> {
-    let Ok(record) = newest_record(array, &mut RecoveryReport::default()) else {
-        return Vec::new();
-    };
-    older(array, &record).unwrap_or_else(|_| array.outdated(record.mount_id.get()))
+    match newest_record(array, &mut RecoveryReport::default()) {
+        Ok(record) => {
+            older(array, &record).unwrap_or_else(|_| array.outdated(record.mount_id.get()))
+        }
+        Err(_) => {
+            let begun = array.newest_label().saturating_sub(1);
+            array.outdated(begun.max(newest_mount(array).unwrap_or(0)))
+        }
+    }
 }
 
 /// Devices that are older than the array, as it is by its labels and this record. The newest record can be lost, and the labels say already

@@ -1,7 +1,7 @@
 //! A device that was put back to an old copy: what is said of it, and who accepts its old state.
 
-use std::fs;
-use std::os::unix::fs::symlink;
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
 use std::process::Command;
 
@@ -130,4 +130,28 @@ fn fsck_8_accepts_no_old_copy_and_who_asks_for_a_repair_by_name_does() {
     bytes[100] ^= 0x55;
     fs::write(image, bytes).unwrap();
     array.helper(&["-y"]).exits(CORRECTED);
+}
+
+/// Of the labels alone nobody asked where there was no checkpoint record: it was accepted unattended.
+#[test]
+fn without_any_checkpoint_record_an_old_copy_is_told_by_the_labels() {
+    let array = PutBack::new();
+    for image in &array.array.images {
+        let image = File::options().write(true).open(image).unwrap();
+        let blocks = image.metadata().unwrap().len() / 4096;
+        for block in [1, 2, blocks - 16 + 13, blocks - 16 + 14] {
+            image.write_all_at(&[0x5a; 4096], block * 4096).unwrap();
+        }
+    }
+    let before = array.bytes();
+    for options in [&["-y"][..], &["-p"], &["-a", "-y"]] {
+        array
+            .helper(options)
+            .exits(UNCORRECTED)
+            .says("NOT REPAIRED")
+            .says(REMEDY);
+    }
+    assert!(array.bytes() == before, "it wrote");
+    array.fsck(&["--repair"]).exits(CORRECTED).says("LOST");
+    array.fsck(&[]).succeeds();
 }
