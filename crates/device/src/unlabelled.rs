@@ -5,6 +5,8 @@
 //! 1. Nothing here takes a device for a member because its place is empty: a caller looks at what lies on it, in an array that is open
 //!    read-only, and only then has its label written ([`Array::write_lost_labels`]).
 //! 2. A device that shows signs of another owner, another array or another place gets none.
+//! 3. The mount of a label that is written again is what is left of it says, or what puts it in order with the others', in whatever order the
+//!    devices were named: an old copy stays known as one.
 
 use crate::array::Array;
 use crate::block::BlockDevice;
@@ -17,7 +19,8 @@ use crate::uuid::uuid_text;
 use format::checkpoint::{CHECKPOINT_MAGIC, CheckpointRecord};
 use format::geometry::Geometry;
 use format::label::{Label, TAIL_BLOCKS};
-use format::{BLOCK_SIZE, U16};
+use format::{BLOCK_SIZE, U16, U64};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -223,7 +226,8 @@ impl Incomplete {
 
     /// Whether most of a label of this array is there still, which says that the device has this place.
     pub fn remembers(&self, which: usize, place: usize) -> bool {
-        self.remnant(self.bare[which].as_ref()) == Some(place)
+        let remnant = self.remnant(self.bare[which].as_ref());
+        remnant.is_some_and(|(index, _)| index == place)
     }
 
     /// All ways to give each device without a label a place of its size.
@@ -252,25 +256,50 @@ impl Incomplete {
     fn could_be(&self, which: usize, place: usize) -> bool {
         let device = self.bare[which].as_ref();
         let fits = device.bytes() / BLOCK == self.geometry.device_blocks[place];
-        fits && self.remnant(device).is_none_or(|index| index == place)
+        fits && self.remnant(device).is_none_or(|(index, _)| index == place)
     }
 
-    /// The place that a label of this array says which has but few wrong bits.
-    fn remnant(&self, device: &dyn BlockDevice) -> Option<usize> {
+    /// The place and the mount that a label of this array says which has but few wrong bits, or none. With another mount than it was of, its
+    /// checksum would have many.
+    fn remnant(&self, device: &dyn BlockDevice) -> Option<(usize, u64)> {
         let last = device.bytes() / BLOCK - 1;
         let copies = [0, last]
             .into_iter()
             .filter_map(|block| read(device, block));
+        let labels = self.labelled.iter().flatten();
+        let ages: BTreeSet<u64> = labels
+            .map(|(_, found)| found.label.mount_id.get())
+            .collect();
         let nearest = copies.flat_map(|bytes| {
-            (0..self.labelled.len()).map(move |index| {
+            let mut mounts = ages.clone();
+            mounts.extend(Label::read_from_bytes(&bytes).map(|label| label.mount_id.get()));
+            let candidates = (0..self.labelled.len())
+                .flat_map(move |index| mounts.clone().into_iter().map(move |mount| (index, mount)));
+            candidates.map(move |(index, mount)| {
                 let mut label = self.label;
                 label.device_index = U16::new(index as u16);
+                label.mount_id = U64::new(mount);
                 label.seal();
-                (flipped(&bytes, label.as_bytes()), index)
+                (flipped(&bytes, label.as_bytes()), index, mount)
             })
         });
-        let (bits, index) = nearest.min()?;
-        (bits <= FLIPPED_MAX).then_some(index)
+        let (bits, index, mount) = nearest.min()?;
+        (bits <= FLIPPED_MAX).then_some((index, mount))
+    }
+
+    /// The mount that the label of a device without one was of: what is left of it says so, or it is that of the next device behind it that has a
+    /// label, which is in order whatever the record says ([`crate::ages`], invariant 2); or of the one before it, if it is the last.
+    fn lost_age(&self, device: &dyn BlockDevice, place: usize) -> u64 {
+        if let Some((index, mount)) = self.remnant(device)
+            && index == place
+        {
+            return mount;
+        }
+        let behind = self.labelled[place..].iter().flatten().next();
+        let before = || self.labelled[..place].iter().flatten().next_back();
+        let nearest = behind.or_else(before);
+        let label = nearest.map_or(&self.label, |(_, found)| &found.label);
+        label.mount_id.get()
     }
 
     /// The array with its devices in such places.
@@ -304,12 +333,12 @@ impl Incomplete {
             )?;
             devices.push(Arc::clone(device));
         }
-        // What its label said is gone with it.
-        let age = |labelled: &Option<Labelled>| {
-            let label = labelled.as_ref().map_or(&self.label, |(_, f)| &f.label);
-            label.mount_id.get()
-        };
-        let ages = self.labelled.iter().map(age).collect();
+        let ages = self.labelled.iter().zip(&devices).enumerate();
+        let ages = ages.map(|(place, (labelled, device))| match labelled {
+            Some((_, found)) => found.label.mount_id.get(),
+            None => self.lost_age(device.as_ref(), place),
+        });
+        let ages = ages.collect();
         let (geometry, label) = (self.geometry.clone(), self.label);
         Ok(Array::new(
             devices,

@@ -3,7 +3,7 @@
 use crate::fixture::{Sims, UNEQUAL, UUID, create, plan};
 use base::rng::Rng;
 use device::sim::SimDevice;
-use device::{Array, BlockDevice, Error, Incomplete, label_name, parse_uuid};
+use device::{Array, BlockDevice, Error, Incomplete, Outdated, label_name, parse_uuid};
 use format::FORMAT_VERSION;
 use format::label::Label;
 use format::{U16, U32, U64};
@@ -331,6 +331,63 @@ fn lost_labels_are_as_they_were_when_they_are_written_again() {
     array.write_lost_labels(&[1, 2]).unwrap();
     assert_eq!([label(1), label(2)], before);
     assert!(assemble(members).unwrap().label_repairs().is_empty());
+}
+
+/// Labels of these mounts, by device.
+fn of_mounts(ages: &[u64]) -> Sims {
+    let sims = labelled(&UNEQUAL, 1);
+    for (device, age) in sims.devices.iter().zip(ages) {
+        edit(device, |label| label.mount_id = U64::new(*age));
+    }
+    sims
+}
+
+/// It got the mount of whichever device was named first: another order, and the label was refused for ever.
+#[test]
+fn the_mount_of_a_lost_label_is_in_order_with_the_others_in_whatever_order_they_are_named() {
+    let ages = [[8, 8, 7], [8, 7, 7], [7, 7, 7], [8, 8, 8]];
+    for (ages, lost) in ages
+        .iter()
+        .flat_map(|ages| [0, 1, 2].map(|lost| (ages, lost)))
+    {
+        let sims = of_mounts(ages);
+        lose_label(&sims.devices[lost]);
+        for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0], [2, 0, 1]] {
+            let members = sims.members();
+            let named = order.map(|i| Arc::clone(&members[i]));
+            let incomplete = Incomplete::of(&named).unwrap();
+            let array = incomplete.array(&vec![(lost, 0)], true).unwrap();
+            let record = ages.iter().min().unwrap();
+            let context = format!("{ages:?} without {lost}, named as {order:?}");
+            assert_eq!(array.outdated(*record), [], "{context}");
+        }
+    }
+}
+
+/// The proof that it is an old copy was written over.
+#[test]
+fn what_is_left_of_a_lost_label_says_which_mount_it_was_of() {
+    let of = |change: &dyn Fn(&SimDevice)| {
+        let sims = of_mounts(&[8, 5, 8]);
+        change(&sims.devices[1]);
+        let incomplete = Incomplete::of(&sims.members()).unwrap();
+        assert!(incomplete.remembers(0, 1));
+        let array = incomplete.array(&vec![(1, 0)], true).unwrap();
+        array.outdated(8)
+    };
+    let old = [Outdated {
+        device: 1,
+        mount: 5,
+        newest: 8,
+    }];
+    assert_eq!(of(&|device| device.poke(0, b"XFSB")), old);
+    // Both copies, each with some wrong bits.
+    let last = UNEQUAL[1] - 4096;
+    let damaged = |device: &SimDevice| {
+        device.poke(3000, &[1]);
+        device.poke(last + 200, &[4]);
+    };
+    assert_eq!(of(&damaged), old);
 }
 
 #[test]
