@@ -309,11 +309,11 @@ pub fn repair(
             lost: false,
         });
     }
-    if options.dry_run {
-        report.outcome = Outcome::Planned;
-    } else if options.lossless && actions.lost {
+    if options.lossless && actions.lost {
         let why = "something would be lost";
         report.outcome = refused(why, "look at the list, then run `sheaf fsck --repair`");
+    } else if options.dry_run {
+        report.outcome = Outcome::Planned;
     } else {
         report.outcome = match salvage {
             Some(salvage) if !engine::outdated(array).is_empty() => {

@@ -407,6 +407,26 @@ fn a_name_that_names_nothing_costs_no_other_of_the_same_text() {
     assert_eq!(removed.len(), 1, "{removed:?}");
 }
 
+/// It told the plan of a repair that it would refuse.
+#[test]
+fn a_preen_that_would_be_refused_says_so_in_a_dry_run_too() {
+    let world = World::new();
+    break_node(&world, world.ino("/dir"));
+    let before = world.device.contents_hash();
+    let options = |dry_run, lossless| RepairOptions {
+        dry_run,
+        lossless,
+        ..RepairOptions::default()
+    };
+    for (dry_run, lossless) in [(true, true), (false, true), (true, false)] {
+        let report = repair(&world.array(dry_run), &options(dry_run, lossless), &|_| {}).unwrap();
+        let refused = matches!(report.outcome, Outcome::Refused { .. });
+        assert_eq!(refused, lossless, "{:?}", report.outcome);
+        assert!(report.lost());
+    }
+    assert_eq!(world.device.contents_hash(), before);
+}
+
 /// Nothing was changed because of it, and the repair was refused.
 #[test]
 fn a_root_among_unlinked_inodes_is_taken_off_the_list() {
