@@ -48,7 +48,7 @@ use crate::filesystem::{FileSystem, FsOptions};
 use crate::{DataOptions, Error};
 use base::clock::Clock;
 use device::Array;
-use engine::{Object, Salvage, SalvageError};
+use engine::{Object, Salvage, SalvageError, Severity};
 use format::Nid;
 use format::checkpoint::CheckpointRecord;
 use rounds::{Left, Rounds};
@@ -346,6 +346,13 @@ fn outdated(array: &Array) -> impl Iterator<Item = Action> {
 impl RepairReport {
     fn with(mut self, actions: Actions) -> RepairReport {
         (self.actions, self.more_actions, self.lost) = (actions.list, actions.more, actions.lost);
+        // What does not open is not mounted read-only either.
+        if let Outcome::Refused { remedy, .. } | Outcome::Begun { remedy, .. } = &mut self.outcome
+            && self.before.worst() == Some(Severity::Fatal)
+            && remedy == COPY_OUT
+        {
+            *remedy = BACKUP.to_owned();
+        }
         self
     }
 }
@@ -404,13 +411,6 @@ fn outcome_of(error: SalvageError) -> Result<Outcome, Error> {
     }
 }
 
-/// Steps 4 and 5.
-fn write(
-    array: &Arc<Array>,
-    options: &RepairOptions,
-    salvage: Option<Salvage<crate::content::FsNode>>,
-    progress: &(dyn Fn(Progress) + Sync),
-) -> Result<Outcome, Error> {
 /// Steps 4 and 5 where old states of devices are accepted. From the first write on their latest states are worthless, so what can be known to fail is not begun.
 fn accept(
     array: &Arc<Array>,
@@ -430,6 +430,13 @@ fn accept(
     Ok(Outcome::Begun { why, remedy })
 }
 
+/// Steps 4 and 5.
+fn write(
+    array: &Arc<Array>,
+    options: &RepairOptions,
+    salvage: Option<Salvage<crate::content::FsNode>>,
+    progress: &(dyn Fn(Progress) + Sync),
+) -> Result<Outcome, Error> {
     let step = |done| {
         progress(Progress {
             phase: Phase::Writing,

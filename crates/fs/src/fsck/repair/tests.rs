@@ -427,6 +427,32 @@ fn a_preen_that_would_be_refused_says_so_in_a_dry_run_too() {
     assert_eq!(world.device.contents_hash(), before);
 }
 
+/// It was to be mounted read-only, which it could not be.
+#[test]
+fn what_does_not_open_is_not_to_be_mounted_for_its_files() {
+    for (severity, remedy) in [(Severity::Error, COPY_OUT), (Severity::Fatal, BACKUP)] {
+        let world = World::new();
+        let mut before = world.fsck();
+        before.findings.push(super::super::Finding {
+            severity,
+            object: Object::Table,
+            path: None,
+            what: "damaged".to_owned(),
+        });
+        let report = RepairReport {
+            outcome: outcome_of(SalvageError::Store(engine::Error::NoSpace)).unwrap(),
+            before,
+            actions: Vec::new(),
+            more_actions: 0,
+            lost: false,
+        };
+        let Outcome::Refused { remedy: told, .. } = report.with(Actions::default()).outcome else {
+            panic!("it was written");
+        };
+        assert_eq!(told, remedy);
+    }
+}
+
 /// Nothing was changed because of it, and the repair was refused.
 #[test]
 fn a_root_among_unlinked_inodes_is_taken_off_the_list() {
