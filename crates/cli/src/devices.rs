@@ -10,6 +10,7 @@ use device::{Array, ArrayId, Backend, BlockDevice, OpenOptions, ReapRing, Reapin
 use format::MAX_DEVICES;
 
 use crate::failure::Failure;
+use crate::output::harmless;
 
 /// The paths of all devices of the one array that `given` names.
 pub fn find(given: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
@@ -194,7 +195,7 @@ pub fn look(paths: &[PathBuf], access: Access) -> Result<Arc<Array>, Failure> {
 
 /// The name and UUID of an array, for messages.
 pub fn title(array: &Array) -> String {
-    let name = device::label_name(array.label());
+    let name = harmless(device::label_name(array.label()).as_bytes());
     let uuid = device::uuid_text(&array.uuid());
     match name.is_empty() {
         true => uuid,

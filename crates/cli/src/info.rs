@@ -198,7 +198,7 @@ fn text(d: &Described) -> String {
         "UUID          {}\nLabel         {}\nFormat        version {}, features: {features}\n\
          Size          {}\nStripe unit   {}\nJournal       {}\nChunk         {}\nSegment       {}\n",
         d.uuid,
-        d.label,
+        output::harmless(d.label.as_bytes()),
         d.format_version,
         size::text(d.size),
         size::text(d.stripe_unit),

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use format::label::Label;
 use tempfile::TempDir;
+use zerocopy::IntoBytes;
 
 use crate::Ran;
 
@@ -584,4 +585,24 @@ fn a_second_label_below_another_owners_signature_is_told_and_serves_once_that_is
     let to = back.to_str().unwrap();
     sheaf(&["cp", "-d", a, ":/file", to], &[]).exits(0);
     assert!(fs::read(back).unwrap() == noise(100_000));
+}
+
+/// They change a terminal's state, and were printed as they are.
+#[test]
+fn what_controls_terminals_in_a_forged_label_is_escaped() {
+    let array = Array::with(0);
+    for (index, image) in array.images.iter().enumerate() {
+        for at in COPIES {
+            let mut block = [0; 4096];
+            array.image(index).read_exact_at(&mut block, at).unwrap();
+            let mut label = Label::parse(&block).unwrap();
+            label.name[..6].copy_from_slice(b"a\x1b[2Jb");
+            label.seal();
+            let written = array.image(index).write_all_at(label.as_bytes(), at);
+            written.unwrap_or_else(|error| panic!("{}: {error}", image.display()));
+        }
+    }
+    let ran = sheaf(&["info"], &array.images).exits(0);
+    let ran = ran.says("a\\u{1b}[2Jb");
+    assert!(!ran.to_string().contains('\x1b'), "{ran}");
 }
