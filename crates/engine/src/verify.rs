@@ -21,7 +21,7 @@ use crate::space::ChunkState;
 use crate::space_map::SpaceMap;
 use crate::store::Store;
 use crate::table::{Entry, RegionPage};
-use base::sync::{Mutex, rank};
+use base::sync::{Mutex, OnceLock, rank};
 use device::{AlignedBuf, Array};
 use format::checkpoint::CheckpointRecord;
 use format::geometry::Geometry;
@@ -41,6 +41,11 @@ pub trait Visitor<C>: Sync {
     /// The nid is in use, or may be, and its content cannot be read; a finding says why.
     fn unreadable(&self, nid: Nid) {
         let _ = nid;
+    }
+    /// The same of all nids of a region.
+    fn region_unreadable(&self, region: u64) {
+        let first = region * REGION_NIDS;
+        (first..first + REGION_NIDS).for_each(|nid| self.unreadable(Nid(nid)));
     }
     /// An item that the checkpoint reaches lies, or should lie, in this place: a page, or an image with what is in it. Of some that are
     /// wrong the place may be outside the array.
@@ -319,11 +324,10 @@ impl<C: Content, V: Visitor<C>> Sweep<'_, C, V> {
             Ok(page) => page,
             Err(error) => {
                 self.visitor.item(pointer.place(), Seen::Wrong);
-                self.lost(
-                    object,
-                    error,
-                    (0..REGION_NIDS).map(|i| index * REGION_NIDS + i),
-                );
+                self.lost(object, error, std::iter::empty());
+                if self.audit.is_some() {
+                    self.visitor.region_unreadable(index);
+                }
                 return Vec::new();
             }
         };
@@ -509,8 +513,8 @@ impl<C: Content, V: Visitor<C>> Sweep<'_, C, V> {
 /// The segments of one meta chunk as the items found account for them.
 struct ChunkUse {
     live: Vec<AtomicU32>,
-    /// One bit for each [`ITEM_ALIGN`] bytes.
-    units: Vec<AtomicU64>,
+    /// One bit for each [`ITEM_ALIGN`] bytes; there once an item lies in it, since a damaged segment table can name any chunk.
+    units: OnceLock<Vec<AtomicU64>>,
 }
 
 /// What a space map's image says.
@@ -543,10 +547,9 @@ impl<'a> Audit<'a> {
         progress: &'a (dyn Fn(u64, u64) + Sync),
     ) -> Self {
         let geometry = store.array.geometry();
-        let units = geometry.chunk_blocks as usize * BLOCK_SIZE / ITEM_ALIGN;
         let chunk = |(chunk, live): (u32, Vec<u32>)| {
             let live = live.iter().map(|_| AtomicU32::new(0)).collect();
-            let units = (0..units.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
+            let units = OnceLock::new();
             (chunk, ChunkUse { live, units })
         };
         Audit {
@@ -595,11 +598,16 @@ impl<'a> Audit<'a> {
         live.fetch_add(place.len, Ordering::Relaxed);
         let mut overlaps = false;
         let unit = ITEM_ALIGN as u64;
+        let words = (self.geometry.chunk_blocks as u64 * block / unit).div_ceil(64);
+        let units = chunk.units.get_or_init(|| {
+            let zeros = (0..words).map(|_| AtomicU64::new(0));
+            zeros.collect()
+        });
         let (mut next, end) = (offset / unit, (offset + len) / unit);
         while next < end {
             let count = (64 - next % 64).min(end - next);
             let bits = u64::MAX >> (64 - count) << (next % 64);
-            let before = chunk.units[next as usize / 64].fetch_or(bits, Ordering::Relaxed);
+            let before = units[next as usize / 64].fetch_or(bits, Ordering::Relaxed);
             overlaps |= before & bits != 0;
             next += count;
         }

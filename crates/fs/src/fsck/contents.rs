@@ -47,6 +47,12 @@ impl Visitor<FsNode> for Contents<'_, '_> {
         self.0.names_hidden.store(true, Ordering::Relaxed);
         self.0.inodes.mark(nid, UNREADABLE);
     }
+
+    fn region_unreadable(&self, region: u64) {
+        self.0.owners_hidden.store(true, Ordering::Relaxed);
+        self.0.names_hidden.store(true, Ordering::Relaxed);
+        self.0.inodes.lose(region);
+    }
 }
 
 /// True for the directories of unlinked inodes.

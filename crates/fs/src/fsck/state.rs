@@ -1,6 +1,6 @@
 //! What a check remembers of inodes and blocks, as compactly as it can.
 
-use base::sync::{Mutex, rank};
+use base::sync::{Mutex, OnceLock, rank};
 use engine::{Extent, SpaceMap};
 use format::geometry::Geometry;
 use format::table::REGION_NIDS;
@@ -59,7 +59,17 @@ impl Facts {
     }
 }
 
+/// A part of the table points at it: nothing yet of its nids.
+#[derive(Default)]
 struct Region {
+    /// There once anything is known of a single nid, for it takes much memory and a table can point at more regions than have nodes.
+    known: OnceLock<Known>,
+    /// None of it can be read: each nid is [`UNREADABLE`].
+    lost: AtomicBool,
+}
+
+/// By nid of a region.
+struct Known {
     flags: Vec<AtomicU16>,
     generation: Vec<AtomicU64>,
     nlink: Vec<AtomicU32>,
@@ -68,16 +78,43 @@ struct Region {
 }
 
 impl Region {
+    /// Flags of all of its nids.
+    fn common(&self) -> u16 {
+        match self.lost.load(Ordering::Relaxed) {
+            true => UNREADABLE,
+            false => 0,
+        }
+    }
+
+    fn known(&self) -> &Known {
+        self.known.get_or_init(|| Known {
+            flags: zeros(|| AtomicU16::new(0)),
+            generation: zeros(|| AtomicU64::new(0)),
+            nlink: zeros(|| AtomicU32::new(0)),
+            refs: zeros(|| AtomicU32::new(0)),
+            above: zeros(|| AtomicU32::new(0)),
+        })
+    }
+
     /// `None`: there is no such node.
     fn facts(&self, i: usize) -> Option<Facts> {
-        let flags = self.flags[i].load(Ordering::Relaxed);
-        (flags & (INODE | OWNED | UNREADABLE) != 0).then(|| Facts {
-            flags,
-            generation: self.generation[i].load(Ordering::Relaxed),
-            nlink: self.nlink[i].load(Ordering::Relaxed),
-            refs: self.refs[i].load(Ordering::Relaxed),
-            above: Nid(self.above[i].load(Ordering::Relaxed) as u64),
-        })
+        let facts = match self.known.get() {
+            Some(known) => Facts {
+                flags: known.flags[i].load(Ordering::Relaxed) | self.common(),
+                generation: known.generation[i].load(Ordering::Relaxed),
+                nlink: known.nlink[i].load(Ordering::Relaxed),
+                refs: known.refs[i].load(Ordering::Relaxed),
+                above: Nid(known.above[i].load(Ordering::Relaxed) as u64),
+            },
+            None => Facts {
+                flags: self.common(),
+                generation: 0,
+                nlink: 0,
+                refs: 0,
+                above: Nid(0),
+            },
+        };
+        facts.is(INODE | OWNED | UNREADABLE).then_some(facts)
     }
 }
 
@@ -95,19 +132,9 @@ impl Inodes {
     pub fn new(regions: &[u64]) -> Inodes {
         // Space maps are not the file system's.
         let limit = format::table::SPACE_MAP_FIRST / REGION_NIDS;
-        let region = |index: &u64| {
-            let region = Region {
-                flags: zeros(|| AtomicU16::new(0)),
-                generation: zeros(|| AtomicU64::new(0)),
-                nlink: zeros(|| AtomicU32::new(0)),
-                refs: zeros(|| AtomicU32::new(0)),
-                above: zeros(|| AtomicU32::new(0)),
-            };
-            (*index, region)
-        };
         let ours = regions.iter().filter(|index| **index < limit);
         Inodes {
-            regions: ours.map(region).collect(),
+            regions: ours.map(|index| (*index, Region::default())).collect(),
         }
     }
 
@@ -122,38 +149,49 @@ impl Inodes {
         region.facts(i)
     }
 
+    /// Nothing of a region can be read.
+    pub fn lose(&self, region: u64) {
+        if let Some(region) = self.regions.get(&region) {
+            region.lost.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// Sets flags; returns those that were set before.
     pub fn mark(&self, nid: Nid, flags: u16) -> u16 {
         match self.at(nid) {
-            Some((region, i)) => region.flags[i].fetch_or(flags, Ordering::Relaxed),
+            Some((region, i)) => {
+                let before = region.known().flags[i].fetch_or(flags, Ordering::Relaxed);
+                before | region.common()
+            }
             None => 0,
         }
     }
 
     pub fn clear(&self, nid: Nid, flags: u16) {
         if let Some((region, i)) = self.at(nid) {
-            region.flags[i].fetch_and(!flags, Ordering::Relaxed);
+            region.known().flags[i].fetch_and(!flags, Ordering::Relaxed);
         }
     }
 
     pub fn inode(&self, nid: Nid, flags: u16, generation: u64, nlink: u32, parent: Nid) {
         if let Some((region, i)) = self.at(nid) {
-            region.generation[i].store(generation, Ordering::Relaxed);
-            region.nlink[i].store(nlink, Ordering::Relaxed);
-            region.above[i].store(low(parent), Ordering::Relaxed);
-            region.flags[i].fetch_or(flags | INODE, Ordering::Relaxed);
+            let known = region.known();
+            known.generation[i].store(generation, Ordering::Relaxed);
+            known.nlink[i].store(nlink, Ordering::Relaxed);
+            known.above[i].store(low(parent), Ordering::Relaxed);
+            known.flags[i].fetch_or(flags | INODE, Ordering::Relaxed);
         }
     }
 
     pub fn set_above(&self, nid: Nid, above: Nid) {
         if let Some((region, i)) = self.at(nid) {
-            region.above[i].store(low(above), Ordering::Relaxed);
+            region.known().above[i].store(low(above), Ordering::Relaxed);
         }
     }
 
     pub fn add_ref(&self, nid: Nid) {
         if let Some((region, i)) = self.at(nid) {
-            region.refs[i].fetch_add(1, Ordering::Relaxed);
+            region.known().refs[i].fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -161,9 +199,10 @@ impl Inodes {
     /// can have this nid. The nodes of this pass may be seen later.
     pub fn claim(&self, nid: Nid, owner: Nid) -> Option<bool> {
         let (region, i) = self.at(nid)?;
-        let before = region.flags[i].fetch_or(CLAIMED, Ordering::Relaxed);
+        let known = region.known();
+        let before = known.flags[i].fetch_or(CLAIMED, Ordering::Relaxed);
         if before & CLAIMED == 0 && before & INODE == 0 {
-            region.above[i].store(low(owner), Ordering::Relaxed);
+            known.above[i].store(low(owner), Ordering::Relaxed);
         }
         Some(before & CLAIMED == 0)
     }
@@ -333,5 +372,31 @@ impl Blocks {
             .filter(|(_, claims)| !claims.lock().once.is_empty())
             .map(|(chunk, _)| chunk)
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A table that was forged points at 32,512 regions, which took 11 GiB before any of it was looked at.
+    #[test]
+    fn a_region_takes_memory_once_there_is_something_of_it_to_know() {
+        let inodes = Inodes::new(&[0, 1, 2]);
+        let nid = |region: u64| Nid(region * REGION_NIDS + 7);
+        inodes.lose(1);
+        assert_eq!(inodes.mark(nid(2), OWNED), 0);
+        let flags = |region| inodes.get(nid(region)).map(|facts| facts.flags);
+        let all = [None, Some(UNREADABLE), Some(OWNED), None];
+        assert_eq!([0, 1, 2, 3].map(flags), all);
+        let known = inodes.regions.values().map(|r| r.known.get().is_some());
+        assert_eq!(known.collect::<Vec<_>>(), [false, false, true]);
+        let mut lost = 0;
+        inodes
+            .each(|nid, facts| lost += u64::from(nid.0 / REGION_NIDS == 1 && facts.is(UNREADABLE)));
+        assert_eq!(lost, REGION_NIDS);
+        // What others say of a lost one is kept beside that.
+        assert_eq!(inodes.mark(nid(1), CLAIMED), UNREADABLE);
+        assert_eq!(flags(1), Some(UNREADABLE | CLAIMED));
     }
 }
