@@ -27,6 +27,11 @@ pub trait Reply {
     fn is_deferred(&self) -> bool {
         false
     }
+
+    /// The way for an answer that is given when the handler has returned; `None`: the handler gives it.
+    fn detached(&self) -> Option<Box<dyn Reply + Send>> {
+        None
+    }
 }
 
 /// What is to be done when a request was answered.

@@ -2,7 +2,7 @@
 //!
 //! - [`abi`], [`decode`], [`encode`](mod@encode), [`dirent`]: the kernel's messages.
 //! - [`ops`]: what a file system answers, as one trait; [`dispatch`] calls it.
-//! - [`transport`], [`session`]: how requests arrive, and the threads that serve them.
+//! - [`transport`], [`session`], `flushes`: how requests arrive, and the threads that serve them.
 //! - [`sheaf_ops`], [`handles`]: those operations on a [`FileSystem`](fs::FileSystem).
 //! - [`live`], [`metrics`], `http`, [`scrub`]: what can be asked of the daemon while it serves.
 //! - [`mounting`], [`options`], [`mount_table`], [`signals`]: getting into and out of the tree;
@@ -17,6 +17,7 @@ pub mod decode;
 pub mod dirent;
 pub mod dispatch;
 pub mod encode;
+mod flushes;
 pub mod handles;
 mod http;
 mod limited;

@@ -8,11 +8,11 @@
 //!    zero. It grows before a thread starts and shrinks when one ends ([`Workers::start`],
 //!    [`Workers::end`]).
 //! 3. At each queue there is always a worker waiting for requests unless `workers_max` of its own are busy:
-//!    whoever takes a request as the last idle one starts another first.
+//!    whoever takes a request as the last idle one starts another first. Flushes alone keep half of them busy at most ([`Flushes`]).
 //! 4. Where answers are deferred, what comes after them and may wait for requests is left to one more thread ([`Later`]), for the worker's next
 //!    request may be there before.
 //! 5. Every thread is joined: one that ended early by whoever starts the next, the others at the end
-//!    of the session. When [`serve`] returns, nobody holds anything of it any more.
+//!    of the session, when all is answered. When [`serve`] returns, nobody holds anything of it any more.
 //!
 //! A worker that panics aborts the process: the file system is crash-safe, callers get
 //! ENOTCONN at once, and no half-done operation goes on behind held locks.
@@ -30,6 +30,7 @@ use crate::Error;
 use crate::abi::{self, init};
 use crate::decode::{Operation, decode};
 use crate::dispatch::{Dispatcher, Owed, Reply};
+use crate::flushes::{Flushes, is_one as is_flush};
 use crate::notify::{Hands, Notifier};
 use crate::ops::{NodeId, Operations};
 use crate::sys;
@@ -38,7 +39,7 @@ use crate::transport::{Channel, DATA_MAX, Queue, Transport};
 /// How a session is served.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Workers at most: bounds the requests, and so the fsyncs, in progress at once.
+    /// Workers at most: bounds the requests in progress at once, but for flushes ([`Flushes`]).
     pub workers_max: usize,
     /// Workers kept waiting for requests; more come and go with the load. Few, because the
     /// kernel wakes the one that slept longest, and with it a cold CPU.
@@ -205,6 +206,7 @@ struct Workers<T, O> {
     state: Mutex<State>,
     over: Condvar,
     later: Later,
+    flushes: Flushes,
 }
 
 /// What comes after answers (invariant 4).
@@ -438,9 +440,7 @@ impl<T: Transport, O: Operations + 'static> Workers<T, O> {
                 {
                     tracing::debug!(%error, "cannot start another FUSE worker");
                 }
-                if let Some(owed) = self.dispatcher.handle(message, scratch, reply) {
-                    self.later.leave(owed);
-                }
+                self.handle(message, scratch, reply);
                 let idle = crew.idle.fetch_add(1, Ordering::Relaxed) + 1;
                 surplus = if idle > crew.queue.workers_idle {
                     surplus + 1
@@ -457,6 +457,35 @@ impl<T: Transport, O: Operations + 'static> Workers<T, O> {
                     return ended.map(drop);
                 }
             }
+        }
+    }
+
+    /// Serves a request, or leaves it to another thread: what would have one worker too many wait for a flush.
+    fn handle(self: &Arc<Self>, message: &[u8], scratch: &mut [u8], reply: &mut dyn Reply) {
+        let mut waits = None;
+        if is_flush(message) {
+            waits = self.flushes.turn();
+            if waits.is_none() && self.leave(message, reply) {
+                return;
+            }
+        }
+        self.answer(message, scratch, reply);
+        drop(waits);
+    }
+
+    /// False: it is for the worker, who has the only way for the answer, or there is nobody else.
+    fn leave(self: &Arc<Self>, message: &[u8], reply: &dyn Reply) -> bool {
+        let Some(mut reply) = reply.detached() else {
+            return false;
+        };
+        let (workers, message) = (Arc::clone(self), message.to_vec());
+        self.flushes
+            .leave(move || workers.answer(&message, &mut [], &mut *reply))
+    }
+
+    fn answer(&self, message: &[u8], scratch: &mut [u8], reply: &mut dyn Reply) {
+        if let Some(owed) = self.dispatcher.handle(message, scratch, reply) {
+            self.later.leave(owed);
         }
     }
 
@@ -532,6 +561,7 @@ pub fn serve<T: Transport, O: Operations + 'static>(
         state: Mutex::new(rank::MOUNT_SESSION, State::default()),
         over: Condvar::new(),
         later: Later::default(),
+        flushes: Flushes::new(workers_max),
     });
     let later = match workers.transport.needs_all() {
         true => Some(workers.start_later().map_err(Error::Serve)?),
@@ -550,6 +580,7 @@ pub fn serve<T: Transport, O: Operations + 'static>(
     }
     ready();
     let ended = workers.join();
+    workers.flushes.finish();
     workers.later.end();
     later.into_iter().for_each(join_worker);
     ended

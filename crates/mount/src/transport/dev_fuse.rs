@@ -1,8 +1,8 @@
 //! /dev/fuse: blocking reads, one cloned descriptor per worker.
 //!
 //! A clone has its own queue of requests being processed, so that workers do not contend
-//! for one; it dies with its worker. Requests a dead worker had read are lost: workers
-//! therefore end only between requests.
+//! for one; it dies with its worker, or with the last answer that is owed there. Requests
+//! that nobody can answer any more are lost: workers therefore end only between requests.
 
 use std::fs::{File, OpenOptions};
 use std::io::{IoSlice, Read, Write};
@@ -102,7 +102,7 @@ impl Channel for DevFuseChannel {
             Received::Nothing => return Ok(true),
             Received::End => return Ok(false),
         };
-        let mut reply = &*self.file;
+        let mut reply = Way(&self.file);
         handler(
             self.buffer.message(len),
             self.scratch.bytes_mut(),
@@ -135,6 +135,28 @@ fn receive(mut file: &File, room: &mut [u8]) -> std::io::Result<Received> {
                 _ => return Err(error),
             },
         }
+    }
+}
+
+/// Where answers go to requests that were read there.
+struct Way<'a>(&'a Arc<File>);
+
+impl Reply for Way<'_> {
+    fn send(&mut self, parts: &[IoSlice<'_>]) -> std::io::Result<bool> {
+        (&**self.0).send(parts)
+    }
+
+    fn detached(&self) -> Option<Box<dyn Reply + Send>> {
+        Some(Box::new(KeptWay(Arc::clone(self.0))))
+    }
+}
+
+/// As [`Way`]: the descriptor stays open, whatever becomes of the worker.
+struct KeptWay(Arc<File>);
+
+impl Reply for KeptWay {
+    fn send(&mut self, parts: &[IoSlice<'_>]) -> std::io::Result<bool> {
+        (&*self.0).send(parts)
     }
 }
 

@@ -2,17 +2,20 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ::fs::{FileSystem, FsOptions, MkfsOptions};
 use device::Array;
 use format::geometry::{Geometry, GeometryOptions};
-use mount::MountOptions;
+use mount::{MountOptions, Unmounter};
 
 use crate::common::{Session, has_fuse};
 
 const DEVICE_BYTES: u64 = 256 << 20;
+
+type Device = Arc<dyn device::BlockDevice>;
+type Ready<'a> = &'a dyn Fn(Unmounter);
 
 /// Two image files with a file system on them, and a folder to mount at.
 pub struct World {
@@ -21,7 +24,7 @@ pub struct World {
 
 pub struct Mounted {
     pub at: PathBuf,
-    session: Session,
+    pub session: Session,
     pub fs: Arc<FileSystem>,
 }
 
@@ -53,18 +56,35 @@ impl World {
         ["a.img", "b.img"].map(|name| self.dir.path().join(name))
     }
 
-    fn devices(&self) -> Vec<Arc<dyn device::BlockDevice>> {
+    fn devices(&self) -> Vec<Device> {
         device::open_devices(&self.images(), &device::OpenOptions::default()).unwrap()
     }
 
     pub fn mount(&self, options: &str) -> Mounted {
-        let array = Array::assemble(self.devices(), false).unwrap();
+        self.mount_over(options, |device| device)
+    }
+
+    /// With something before each of the devices.
+    pub fn mount_over(&self, options: &str, before: impl Fn(Device) -> Device) -> Mounted {
+        self.mount_by(options, before, |fs, path, options, ready| {
+            mount::mount(fs, path, options, None, None, ready)
+        })
+    }
+
+    /// Served by somebody else.
+    pub fn mount_by<S>(&self, options: &str, before: impl Fn(Device) -> Device, serve: S) -> Mounted
+    where
+        S: FnOnce(Arc<FileSystem>, &Path, &MountOptions, Ready<'_>) -> Result<(), mount::Error>
+            + Send
+            + 'static,
+    {
+        let devices = self.devices().into_iter().map(before).collect();
+        let array = Array::assemble(devices, false).unwrap();
         let options = MountOptions::parse(options).unwrap();
         let fs = FileSystem::open(Arc::new(array), FsOptions::default()).unwrap();
         let at = self.dir.path().join("mnt");
         let (served, path) = (Arc::clone(&fs), at.clone());
-        let session =
-            Session::start(move |ready| mount::mount(served, &path, &options, None, None, ready));
+        let session = Session::start(move |ready| serve(served, &path, &options, ready));
         Mounted { at, session, fs }
     }
 }
