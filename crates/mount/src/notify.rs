@@ -10,12 +10,15 @@
 //! 3. What is dropped while a write of it is on its way is dropped again after that write ([`crate::rereads`]).
 //! 4. Who waits for one that another sends ([`Notifier::wait`]) leaves a worker besides that one, or waits for a short time only: the drop may need
 //!    that worker.
+//! 5. A worker that has requests of some queue for itself alone sends none at all: a page may be locked until that very worker gives its next
+//!    answer. What it has to drop is left at once to a thread that serves no requests ([`Notifier::set_helper`]).
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use base::clock::now_ns;
@@ -36,6 +39,16 @@ const WAIT_MAX: Duration = Duration::from_secs(5);
 /// Until another worker has been started, which is no more than a thread to begin: so many times so long, in nanoseconds.
 const START_NAPS: usize = 20;
 const START_NAP_NS: u64 = 100_000;
+
+thread_local! {
+    /// Invariant 5.
+    static ALONE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The calling thread is the only worker that some requests come to.
+pub(crate) fn works_alone() {
+    ALONE.set(true);
+}
 
 /// The workers of a session, who wait for requests or are at some.
 #[derive(Clone, Debug)]
@@ -101,6 +114,9 @@ impl Pages {
 /// What follows the drop of a file's pages.
 type Then = Box<dyn FnOnce() + Send>;
 
+/// Has a thread that serves no requests call [`Notifier::answered`].
+type Helper = Box<dyn Fn() + Send + Sync>;
+
 /// See the module's head. Its copies are one.
 #[derive(Clone)]
 pub struct Notifier(Arc<Inner>);
@@ -112,6 +128,7 @@ struct Inner {
     /// [`Turns::owing`], for a look without the lock: who owes sees it, for it has stored it itself.
     owing: AtomicUsize,
     rereads: Rereads,
+    helper: OnceLock<Helper>,
 }
 
 #[derive(Default)]
@@ -124,6 +141,17 @@ struct Turns {
     waiting: usize,
     /// Left to those who drop.
     left: VecDeque<(Pages, Then)>,
+}
+
+impl Turns {
+    /// For somebody else, who has no lock of the kernel's.
+    fn leave(&mut self, pages: Pages, then: Then) {
+        let race = match pages.race {
+            Race::None => Race::Any,
+            race => race,
+        };
+        self.left.push_back((Pages { race, ..pages }, then));
+    }
 }
 
 impl std::fmt::Debug for Notifier {
@@ -141,7 +169,13 @@ impl Notifier {
             turns: Mutex::new(rank::LEAF, Turns::default()),
             owing: AtomicUsize::new(0),
             rereads: Rereads::new(),
+            helper: OnceLock::new(),
         }))
+    }
+
+    /// Where a worker serves a queue alone: invariant 5. For the first caller.
+    pub(crate) fn set_helper(&self, helper: Helper) {
+        self.0.helper.get_or_init(|| helper);
     }
 
     /// The kernel asks for attributes of a file anew, and takes no answer to what it has asked before this. Waits for nothing.
@@ -163,15 +197,19 @@ impl Notifier {
             let is_crowded = turns.dropping + turns.waiting >= most || !self.0.hands.are_free();
             // Who else would do what is left?
             if turns.dropping > 0 && is_crowded {
-                // Whoever does it has no such lock.
-                let race = match pages.race {
-                    Race::None => Race::Any,
-                    race => race,
-                };
-                turns.left.push_back((Pages { race, ..pages }, then));
+                turns.leave(pages, then);
                 return;
             }
             turns.dropping += 1;
+            if ALONE.get() {
+                turns.leave(pages, then);
+                turns.owing += 1;
+                self.0.owing.store(turns.owing, Ordering::Relaxed);
+                drop(turns);
+                // Without one it comes after the answer.
+                self.0.helper.get().inspect(|helper| helper());
+                return;
+            }
         }
         self.send_drop(&pages);
         then();
@@ -192,7 +230,7 @@ impl Notifier {
 
     /// A request was answered: does what was left to it meanwhile, and comes until then.
     pub fn answered(&self) {
-        if self.0.owing.load(Ordering::Relaxed) == 0 {
+        if self.0.owing.load(Ordering::Relaxed) == 0 || ALONE.get() {
             return;
         }
         let mut turns = self.0.turns.lock();
@@ -282,6 +320,9 @@ impl Notifier {
 
     /// Leave to wait; `None`: there would be too few workers left.
     fn turn(&self) -> Option<Turn<'_>> {
+        if ALONE.get() {
+            return None;
+        }
         {
             let mut turns = self.0.turns.lock();
             let busy = turns.waiting + turns.dropping.max(1);
@@ -402,6 +443,41 @@ mod tests {
             }
             Ok(true)
         }
+    }
+
+    /// Of a CPU that came after the mount: the drop waited for a page that was locked until the same worker had served another request.
+    #[test]
+    fn a_worker_that_is_alone_has_others_drop() {
+        let bell = Arc::new(Nested::default());
+        let rung = || bell.rung.load(Ordering::Relaxed);
+        let hands = Hands {
+            most: 8,
+            idle: Arc::new(AtomicUsize::new(1)),
+        };
+        let notifier = Notifier::new(Some(Arc::clone(&bell) as Arc<dyn Bell>), hands);
+        let called = Arc::new(AtomicUsize::new(0));
+        let calls = Arc::clone(&called);
+        notifier.set_helper(Box::new(move || {
+            calls.fetch_add(1, Ordering::Relaxed);
+        }));
+        let its = notifier.clone();
+        let worker = move || {
+            works_alone();
+            its.drop_pages(Pages::all(7), Box::new(|| {}));
+            its.answered();
+            assert!(!its.drop_pages_and_wait(Pages::all_unwritten(8)));
+            assert!(its.owes());
+        };
+        base::thread::spawn("alone", worker)
+            .unwrap()
+            .join()
+            .unwrap();
+        assert_eq!((rung(), called.load(Ordering::Relaxed)), (0, 2));
+        notifier.answered();
+        notifier.answered();
+        notifier.answered();
+        assert_eq!((rung(), notifier.owes()), (2, false));
+        assert_eq!(notifier.0.turns.lock().dropping, 0);
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //! 3. At each queue there is always a worker waiting for requests unless `workers_max` of its own are busy:
 //!    whoever takes a request as the last idle one starts another first. Flushes alone keep half of them busy at most ([`Flushes`]).
 //! 4. Where answers are deferred, what comes after them and may wait for requests is left to one more thread ([`Later`]), for the worker's next
-//!    request may be there before.
+//!    request may be there before. So is what the only worker of a queue must not wait for (`notify`, invariant 5).
 //! 5. Every thread is joined: one that ended early by whoever starts the next, the others at the end
 //!    of the session, when all is answered. When [`serve`] returns, nobody holds anything of it any more.
 //!
@@ -31,7 +31,7 @@ use crate::abi::{self, init};
 use crate::decode::{Operation, decode};
 use crate::dispatch::{Dispatcher, Owed, Reply};
 use crate::flushes::{Flushes, is_one as is_flush};
-use crate::notify::{Hands, Notifier};
+use crate::notify::{self, Hands, Notifier};
 use crate::ops::{NodeId, Operations};
 use crate::sys;
 use crate::transport::{Channel, DATA_MAX, Queue, Transport};
@@ -205,7 +205,7 @@ struct Workers<T, O> {
     live: AtomicUsize,
     state: Mutex<State>,
     over: Condvar,
-    later: Later,
+    later: Arc<Later>,
     flushes: Flushes,
 }
 
@@ -432,6 +432,9 @@ impl<T: Transport, O: Operations + 'static> Workers<T, O> {
             crew.idle.fetch_sub(1, Ordering::Relaxed);
             return Err(error);
         }
+        if crew.queue.workers_max == 1 {
+            notify::works_alone();
+        }
         let mut surplus = 0;
         loop {
             let more = channel.serve_one(&mut |message, scratch, reply| {
@@ -547,6 +550,11 @@ pub fn serve<T: Transport, O: Operations + 'static>(
         .map(Crew::from)
         .collect();
     let notifier = Notifier::new(transport.bell(), fewest(&queues));
+    let later = Arc::<Later>::default();
+    if transport.needs_all() {
+        let later = Arc::clone(&later);
+        notifier.set_helper(Box::new(move || later.leave(Owed { written: None })));
+    }
     operations.init(negotiated, notifier);
     let backlog = transport.backlog();
     let workers = Arc::new(Workers {
@@ -560,7 +568,7 @@ pub fn serve<T: Transport, O: Operations + 'static>(
         live: AtomicUsize::new(0),
         state: Mutex::new(rank::MOUNT_SESSION, State::default()),
         over: Condvar::new(),
-        later: Later::default(),
+        later,
         flushes: Flushes::new(workers_max),
     });
     let later = match workers.transport.needs_all() {

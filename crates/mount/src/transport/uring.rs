@@ -91,6 +91,14 @@ impl Plan {
         Ok(plan)
     }
 
+    /// As if this CPU ran only after the mount.
+    pub fn with_late(mut self, cpu: u16) -> Plan {
+        if let Some(at) = self.online.iter().position(|&online| online == cpu) {
+            self.offline.push(self.online.remove(at));
+        }
+        self
+    }
+
     /// The kernel numbers its queues from zero, as many as there may be CPUs. Requests of a CPU with a higher number, as there
     /// is where numbers are left out, come to the first.
     fn of(mut online: Vec<u16>, possible: usize) -> Plan {
