@@ -1,29 +1,34 @@
 //! Requests that wait for devices to flush (FSYNC, FSYNCDIR, SYNCFS), and who waits for them.
 //!
 //! A flush takes a device as long as thousands of look-ups take, and as many programs as like ask for one at a time. So that they do not have all
-//! workers, those that come when half of the workers wait for flushes already are left to threads that have no buffers, and the worker goes on to
-//! the next request. Whoever syncs alone, or with few others, is served by the worker that has read his request, as by others.
+//! workers, those that come when half of the workers wait for flushes already are left, and the worker goes on to the next request. What is left is
+//! done by threads that have no buffers where flushes take long, so that as many as possible share one; where they do not, to wake a thread would take longer than to
+//! wait, and workers that have waited for one take the next. Whoever syncs alone, or with few others, is served by the worker that has read his request.
 //!
 //! Invariants:
-//! 1. No more than half of the workers wait for flushes, as long as there are threads to leave others to: where none can be had, or [`LEFT_MAX`] are
-//!    left, workers wait as well.
-//! 2. What was left is answered once, where its request was read: the way for its answer is open as long as it is owed.
-//! 3. No thread is here before something is left. There are never more than [`THREADS_MAX`]; what is left beyond that has its turn when one of
-//!    these is done, which were there before and share their flushes.
-//! 4. The session is over only when all is answered ([`Flushes::finish`]).
+//! 1. No more than half of the workers wait for flushes, unless [`LEFT_MAX`] requests are left.
+//! 2. Something is left only while workers wait, each of which looks for it before it waits no more. So all is done, whether there are threads or not.
+//! 3. What was left is done once, and answered where its request was read: the way for its answer is open as long as it is owed.
+//! 4. No thread is here before something is left where flushes take long. There are never more than [`THREADS_MAX`].
+//! 5. The session is over only when all is answered ([`Flushes::finish`]).
 
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use base::clock::now_ns;
+use base::sync::{Mutex, rank};
 use base::thread::{GrowingPool, Needs};
 
 use crate::abi::opcode;
 
 /// Threads at most.
 const THREADS_MAX: usize = 128;
-/// Requests that are left to them at most, each with a program that waits for it.
+/// Requests that are left at most, each with a program that waits for it.
 const LEFT_MAX: usize = 1 << 14;
+/// What takes as long is worth another thread.
+const LONG_NS: u64 = 100_000;
 
 /// Whether all that a message asks for is a flush, so that it is short and its answer has no data.
 pub fn is_one(message: &[u8]) -> bool {
@@ -35,34 +40,40 @@ pub fn is_one(message: &[u8]) -> bool {
     })
 }
 
+/// Serves a request.
+type Job = Box<dyn FnOnce() + Send>;
+
+#[derive(Default)]
+struct State {
+    /// Workers that wait.
+    waiting: usize,
+    left: VecDeque<Job>,
+    /// Threads that were called and have not looked yet.
+    called: usize,
+}
+
 /// See the module's head.
-#[derive(Debug)]
 pub struct Flushes {
     /// Workers that may wait at a time.
     most: usize,
-    /// Those that do.
-    waiting: Arc<AtomicUsize>,
-    /// Requests that were left and are not answered.
-    left: Arc<AtomicUsize>,
+    state: Mutex<State>,
+    /// How long the short ones of late took, in nanoseconds. A hint: of two who note one, one may be lost.
+    took_ns: AtomicU64,
     pool: OnceLock<GrowingPool>,
 }
 
-/// One of a count, which orders nothing.
-#[derive(Debug)]
-pub struct Turn(Arc<AtomicUsize>);
-
-impl Turn {
-    /// `None`: there are `most` already.
-    fn take(count: &Arc<AtomicUsize>, most: usize) -> Option<Turn> {
-        let more = |count: usize| (count < most).then_some(count + 1);
-        let taken = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
-        taken.is_ok().then(|| Turn(Arc::clone(count)))
-    }
+/// Of a worker that waits itself. When it is dropped, others that are left have been served.
+pub struct Turn<'a> {
+    flushes: &'a Arc<Flushes>,
+    since_ns: u64,
 }
 
-impl Drop for Turn {
+impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.flushes.note(self.since_ns);
+        while let Some(job) = self.flushes.next() {
+            self.flushes.serve(job);
+        }
     }
 }
 
@@ -71,51 +82,122 @@ impl Flushes {
     pub fn new(workers_max: usize) -> Flushes {
         Flushes {
             most: (workers_max / 2).max(1),
-            waiting: Arc::default(),
-            left: Arc::default(),
+            state: Mutex::new(rank::LEAF, State::default()),
+            took_ns: AtomicU64::new(LONG_NS),
             pool: OnceLock::new(),
         }
     }
 
     /// For a worker that is about to wait, until it has answered; `None`: enough of them do.
-    pub fn turn(&self) -> Option<Turn> {
-        Turn::take(&self.waiting, self.most)
+    pub fn turn(self: &Arc<Self>) -> Option<Turn<'_>> {
+        self.turn_in(&mut self.state.lock())
     }
 
-    /// Has another thread do what a worker would. A panic in it ends the process, as a worker's does. False: too much is left already, or no
-    /// thread can be had, and it is for the worker.
-    pub fn leave(&self, serve: impl FnOnce() + Send + 'static) -> bool {
-        let Some(turn) = Turn::take(&self.left, LEFT_MAX) else {
-            return false;
-        };
-        let pool = match self.pool() {
-            Ok(pool) => pool,
-            Err(error) => {
-                tracing::debug!(%error, "no thread waits for flushes but the workers");
-                return false;
+    fn turn_in(self: &Arc<Self>, state: &mut State) -> Option<Turn<'_>> {
+        if state.waiting >= self.most && state.left.len() < LEFT_MAX {
+            return None;
+        }
+        state.waiting += 1;
+        Some(Turn {
+            flushes: self,
+            since_ns: now_ns(),
+        })
+    }
+
+    /// Has others do what a worker would that had no [`turn`](Self::turn). A panic in it ends the process, as a worker's does. Or gives the
+    /// worker a turn, if there is one by now.
+    pub fn leave(self: &Arc<Self>, job: Job) -> Option<Turn<'_>> {
+        {
+            let mut state = self.state.lock();
+            if let Some(turn) = self.turn_in(&mut state) {
+                return Some(turn);
             }
-        };
-        pool.give(Needs::Wait, move || {
-            if catch_unwind(AssertUnwindSafe(serve)).is_err() {
-                tracing::error!("a flush panicked; aborting so that no caller hangs");
-                std::process::abort();
+            state.left.push_back(job);
+        }
+        self.call();
+        None
+    }
+
+    /// The next for a worker that has waited; `None`: there is none, and it waits no more.
+    fn next(self: &Arc<Self>) -> Option<Job> {
+        let next = {
+            let mut state = self.state.lock();
+            let next = state.left.pop_front();
+            if next.is_none() {
+                state.waiting -= 1;
             }
-            drop(turn);
-        });
-        true
+            next
+        };
+        if next.is_some() {
+            self.call();
+        }
+        next
+    }
+
+    fn serve(&self, job: Job) {
+        let since_ns = now_ns();
+        job();
+        self.note(since_ns);
+    }
+
+    fn note(&self, since_ns: u64) {
+        let took = now_ns().saturating_sub(since_ns);
+        let before = self.took_ns.load(Ordering::Relaxed);
+        let now = match took.checked_sub(before) {
+            Some(more) => before + more / 16,
+            None => took,
+        };
+        self.took_ns.store(now, Ordering::Relaxed);
+    }
+
+    /// Where flushes take long, sees to it that there is a thread for each that is left.
+    fn call(self: &Arc<Self>) {
+        if self.took_ns.load(Ordering::Relaxed) < LONG_NS {
+            return;
+        }
+        let Some(pool) = self.pool() else { return };
+        let wanted = {
+            let mut state = self.state.lock();
+            let wanted = state.left.len().saturating_sub(state.called);
+            state.called += wanted;
+            wanted
+        };
+        for _ in 0..wanted {
+            let flushes = Arc::clone(self);
+            pool.give(Needs::Wait, move || {
+                if catch_unwind(AssertUnwindSafe(|| flushes.look())).is_err() {
+                    tracing::error!("a flush panicked; aborting so that no caller hangs");
+                    std::process::abort();
+                }
+            });
+        }
+    }
+
+    /// For a thread that was called.
+    fn look(&self) {
+        let job = {
+            let mut state = self.state.lock();
+            state.called -= 1;
+            state.left.pop_front()
+        };
+        if let Some(job) = job {
+            self.serve(job);
+        }
     }
 
     /// With its first thread, from the first call on.
-    fn pool(&self) -> std::io::Result<&GrowingPool> {
-        if let Some(pool) = self.pool.get() {
-            return Ok(pool);
+    fn pool(&self) -> Option<&GrowingPool> {
+        if self.pool.get().is_none() {
+            // Of several that come at once all but one start theirs in vain.
+            match GrowingPool::start("fuse-flush", THREADS_MAX, 1) {
+                Ok(pool) => drop(self.pool.set(pool)),
+                Err(error) => tracing::debug!(%error, "workers alone wait for flushes"),
+            }
         }
-        // Of several that come at once all but one start theirs in vain.
-        let pool = GrowingPool::start("fuse-flush", THREADS_MAX, 1)?;
-        Ok(self.pool.get_or_init(|| pool))
+        self.pool.get()
     }
 
-    /// Waits until all that was left before is done.
+    /// Waits until all is done, when no worker can leave anything any more.
     pub fn finish(&self) {
         if let Some(pool) = self.pool.get() {
             pool.finish();
@@ -127,6 +209,8 @@ impl Flushes {
 mod tests {
     use super::*;
     use crate::abi::InHeader;
+    use std::sync::Barrier;
+    use std::sync::atomic::AtomicUsize;
     use zerocopy::IntoBytes;
 
     #[test]
@@ -144,23 +228,66 @@ mod tests {
     }
 
     #[test]
-    fn half_of_the_workers_wait_and_others_do_the_rest() {
-        let flushes = Flushes::new(4);
+    fn half_of_the_workers_wait_and_threads_do_the_rest() {
+        let flushes = Arc::new(Flushes::new(4));
         let turns = [flushes.turn(), flushes.turn()].map(Option::unwrap);
         assert!(flushes.turn().is_none());
-        let all = Arc::new(std::sync::Barrier::new(6));
+        let all = Arc::new(Barrier::new(6));
         for _ in 0..5 {
             let all = Arc::clone(&all);
-            let left = flushes.leave(move || {
+            let job = move || {
                 all.wait();
-            });
-            assert!(left);
+            };
+            assert!(flushes.leave(Box::new(job)).is_none());
         }
         // All of these are at it.
         all.wait();
         flushes.finish();
-        assert_eq!(flushes.left.load(Ordering::Relaxed), 0);
         drop(turns);
-        assert!(flushes.turn().is_some() && Flushes::new(1).turn().is_some());
+        assert_eq!(flushes.state.lock().waiting, 0);
+        assert!(flushes.turn().is_some());
+        assert!(Arc::new(Flushes::new(1)).turn().is_some());
+    }
+
+    #[test]
+    fn where_flushes_are_soon_over_workers_do_the_rest() {
+        let flushes = Arc::new(Flushes::new(2));
+        flushes.took_ns.store(0, Ordering::Relaxed);
+        let turn = flushes.turn().unwrap();
+        let done = Arc::new(AtomicUsize::new(0));
+        for _ in 0..5 {
+            let done = Arc::clone(&done);
+            let job = move || {
+                done.fetch_add(1, Ordering::Relaxed);
+            };
+            assert!(flushes.leave(Box::new(job)).is_none());
+        }
+        assert!(flushes.pool.get().is_none() && flushes.turn().is_none());
+        drop(turn);
+        assert_eq!(done.load(Ordering::Relaxed), 5);
+        assert!(
+            flushes.leave(Box::new(|| ())).is_some(),
+            "nobody would do it"
+        );
+    }
+
+    #[test]
+    fn one_long_flush_is_enough_to_call_threads_for_those_left_before() {
+        let flushes = Arc::new(Flushes::new(2));
+        flushes.took_ns.store(0, Ordering::Relaxed);
+        let mut turn = flushes.turn().unwrap();
+        let all = Arc::new(Barrier::new(5));
+        for _ in 0..5 {
+            let all = Arc::clone(&all);
+            let job = move || {
+                all.wait();
+            };
+            assert!(flushes.leave(Box::new(job)).is_none());
+        }
+        turn.since_ns = turn.since_ns.saturating_sub(32 * LONG_NS);
+        // One by one they would wait for ever.
+        drop(turn);
+        flushes.finish();
+        assert!(flushes.state.lock().left.is_empty());
     }
 }

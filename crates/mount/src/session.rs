@@ -206,7 +206,7 @@ struct Workers<T, O> {
     state: Mutex<State>,
     over: Condvar,
     later: Arc<Later>,
-    flushes: Flushes,
+    flushes: Arc<Flushes>,
 }
 
 /// What comes after answers (invariant 4).
@@ -463,27 +463,24 @@ impl<T: Transport, O: Operations + 'static> Workers<T, O> {
         }
     }
 
-    /// Serves a request, or leaves it to another thread: what would have one worker too many wait for a flush.
+    /// Serves a request, or leaves it to others: what would have one worker too many wait for a flush.
     fn handle(self: &Arc<Self>, message: &[u8], scratch: &mut [u8], reply: &mut dyn Reply) {
-        let mut waits = None;
-        if is_flush(message) {
-            waits = self.flushes.turn();
-            if waits.is_none() && self.leave(message, reply) {
+        if !is_flush(message) {
+            return self.answer(message, scratch, reply);
+        }
+        let mut turn = self.flushes.turn();
+        if turn.is_none()
+            && let Some(mut way) = reply.detached()
+        {
+            let (workers, message) = (Arc::clone(self), message.to_vec());
+            let job = move || workers.answer(&message, &mut [], &mut *way);
+            turn = self.flushes.leave(Box::new(job));
+            if turn.is_none() {
                 return;
             }
         }
         self.answer(message, scratch, reply);
-        drop(waits);
-    }
-
-    /// False: it is for the worker, who has the only way for the answer, or there is nobody else.
-    fn leave(self: &Arc<Self>, message: &[u8], reply: &dyn Reply) -> bool {
-        let Some(mut reply) = reply.detached() else {
-            return false;
-        };
-        let (workers, message) = (Arc::clone(self), message.to_vec());
-        self.flushes
-            .leave(move || workers.answer(&message, &mut [], &mut *reply))
+        drop(turn);
     }
 
     fn answer(&self, message: &[u8], scratch: &mut [u8], reply: &mut dyn Reply) {
@@ -569,7 +566,7 @@ pub fn serve<T: Transport, O: Operations + 'static>(
         state: Mutex::new(rank::MOUNT_SESSION, State::default()),
         over: Condvar::new(),
         later,
-        flushes: Flushes::new(workers_max),
+        flushes: Arc::new(Flushes::new(workers_max)),
     });
     let later = match workers.transport.needs_all() {
         true => Some(workers.start_later().map_err(Error::Serve)?),
