@@ -357,13 +357,13 @@ impl IoContext {
             if left.is_some_and(|left| left.is_zero()) {
                 return completed;
             }
-            self.inner().sleep(rung, left);
+            self.inner().sleep(false, rung, left);
         }
     }
 
     /// Waits until there may be something to reap, or somebody rings the bell that was rung so often.
     pub(super) fn sleep_or_ring(&mut self, rung: u64) {
-        self.inner().sleep(rung, None);
+        self.inner().sleep(true, rung, None);
     }
 
     pub(super) fn bell(&self) -> &Arc<Bell> {
@@ -667,11 +667,12 @@ impl Inner {
         }
     }
 
-    /// Waits until there may be something to reap, or somebody rings the bell that was rung so often.
-    fn sleep(&mut self, rung: u64, patience: Option<Duration>) {
+    /// Waits until there may be something to reap, or somebody rings the bell that was rung so often. Others may do that to
+    /// send something, if it `is_sent` any.
+    fn sleep(&mut self, is_sent: bool, rung: u64, patience: Option<Duration>) {
         if !self.has_news() {
             // A sleep to a time is more exact without a bell; who closes a handle can wait for that.
-            let listens = self.asked > 0 || !self.queues.keep_time();
+            let listens = is_sent || self.asked > 0 || !self.queues.keep_time();
             self.queues.wait(listens.then_some(rung), patience);
         }
     }
@@ -733,7 +734,7 @@ impl Drop for IoContext {
             self.inner().queues.cancel_all();
             let rung = self.bell.rung();
             if self.complete(|completion| gone.push(completion)) == 0 {
-                self.inner().sleep(rung, None);
+                self.inner().sleep(false, rung, None);
             }
             gone.clear();
         }

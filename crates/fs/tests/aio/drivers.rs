@@ -1,7 +1,10 @@
 //! The driver of futures: that there is one, and none after the end.
 
 use super::*;
+use base::clock::Clock;
 use base::thread::parallel;
+use device::{Latency, LatencyDevice};
+use fs::FsOptions;
 use std::sync::Barrier;
 
 /// Each thread made a driver, and all but one of these were left alone, with the file system open until they had ended by themselves: the next
@@ -91,4 +94,45 @@ fn a_number_that_is_cancelled_means_no_request_with_a_callback() {
     let done = finish(&mut context);
     assert!(matches!(done[&0].result, Err(Error::Cancelled)));
     assert_eq!(good.load(Ordering::SeqCst), 32);
+}
+
+/// The driver slept until the end of what was in flight, where devices say when that is, whatever was sent to it.
+#[test]
+fn a_future_does_not_wait_for_the_end_of_another() {
+    let mut world = world(4);
+    world.options = FsOptions::default();
+    let latency = Latency {
+        service: Duration::ZERO,
+        flush: Duration::ZERO,
+        depth: 32,
+    };
+    let slow = |below: &Arc<SimDevice>| {
+        Arc::new(LatencyDevice::new(below.clone(), latency, Clock::real()))
+    };
+    let devices: Vec<_> = world.devices.iter().map(slow).collect();
+    let members = devices.iter().map(|device| device.clone() as _).collect();
+    let array = Arc::new(Array::assemble(members, false).unwrap());
+    let fs = FileSystem::open(array, world.options.clone()).unwrap();
+    let file = fs.open_file(make(&fs, b"file"), DIRECT).unwrap();
+    fs.write(&file, 0, &noise(4, PAGE)).unwrap();
+    let set = |time| devices.iter().for_each(|device| device.set_service(time));
+    set(Duration::from_secs(3));
+    let transfers = || -> u64 { world.devices.iter().map(|device| device.io_count()).sum() };
+    let before = transfers();
+    let mut long = pin!(fs.read_future(&file, 0, AlignedBuf::zeroed(PAGE)));
+    let mut look = || long.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    assert!(look().is_pending());
+    // A device begins with the transfer, and the service time follows.
+    while transfers() == before {
+        base::thread::yield_now();
+    }
+    set(Duration::ZERO);
+    // There is nothing there.
+    let (_, read) = block_on(fs.read_future(&file, 1 << 20, AlignedBuf::zeroed(PAGE)));
+    assert_eq!(read.unwrap(), 0);
+    assert!(look().is_pending(), "it came after the other one");
+    let (data, read) = block_on(long);
+    assert_eq!(read.unwrap(), PAGE);
+    assert!(data[..] == noise(4, PAGE));
+    fs.close().unwrap();
 }
