@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::args::Info;
-use crate::devices::{self, Access};
+use crate::devices;
 use crate::failure::{Failure, Outcome};
+use crate::state::{self, State};
 use crate::{live, output, size};
 
 /// One file system, sizes in bytes.
@@ -25,6 +26,7 @@ struct Described {
     devices: Vec<Device>,
     zones: Vec<Zone>,
     damaged_label_copies: Vec<String>,
+    state: State,
 }
 
 #[derive(Serialize)]
@@ -132,12 +134,8 @@ fn list_all(args: &Info) -> Outcome {
 }
 
 fn describe(args: &Info) -> Outcome {
-    let access = Access {
-        read_only: true,
-        ..Access::default()
-    };
-    let array = devices::look(&devices::find(&args.devices)?, access)?;
-    let described = description(&array);
+    let (array, state) = state::look(&devices::find(&args.devices)?)?;
+    let described = description(&array, state);
     match args.json {
         true => output::json(&described)?,
         false => output::print(text(&described))?,
@@ -145,7 +143,7 @@ fn describe(args: &Info) -> Outcome {
     Ok(0)
 }
 
-fn description(array: &device::Array) -> Described {
+fn description(array: &device::Array, state: State) -> Described {
     let (label, geometry) = (array.label(), array.geometry());
     let block = format::BLOCK_SIZE as u64;
     let repairs = array.label_repairs().iter();
@@ -186,6 +184,7 @@ fn description(array: &device::Array) -> Described {
         damaged_label_copies: repairs
             .map(|r| format!("device {}, copy {}: {}", r.device, r.copy, r.damage))
             .collect(),
+        state,
     }
 }
 
@@ -195,10 +194,11 @@ fn text(d: &Described) -> String {
         false => d.features.join(", "),
     };
     let mut text = format!(
-        "UUID          {}\nLabel         {}\nFormat        version {}, features: {features}\n\
+        "UUID          {}\nLabel         {}\n{}Format        version {}, features: {features}\n\
          Size          {}\nStripe unit   {}\nJournal       {}\nChunk         {}\nSegment       {}\n",
         d.uuid,
         output::harmless(d.label.as_bytes()),
+        d.state.text(),
         d.format_version,
         size::text(d.size),
         size::text(d.stripe_unit),
@@ -234,8 +234,8 @@ fn text(d: &Described) -> String {
             devices.join(", ")
         );
     }
-    for damaged in &d.damaged_label_copies {
-        text += &format!("Damaged label {damaged}; sheaf fsck --repair writes it again\n");
+    if !d.damaged_label_copies.is_empty() {
+        text += "`sheaf fsck --repair` writes damaged labels again\n";
     }
     text
 }

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::args::Checkpoint;
 use crate::failure::{Failure, Outcome};
+use crate::users::Health;
 use crate::{output, size};
 
 /// One value as `--json` shows it. Names and units are those of the metrics that a mount serves.
@@ -47,6 +48,26 @@ pub fn info(mountpoint: &Path, json: bool) -> Outcome {
         false => output::print(table(&metrics))?,
     }
     Ok(0)
+}
+
+/// What the daemon says of errors since the mount; nothing if it does not answer this user.
+pub fn health(mountpoint: &Path) -> Option<Health> {
+    let text = Live::new(mountpoint).ok()?.metrics().ok()?;
+    let mut health = Health {
+        failed: false,
+        device_errors: BTreeMap::new(),
+    };
+    for sample in text.lines().filter_map(Sample::parse) {
+        match sample.name.as_str() {
+            "sheaf_failed" => health.failed = sample.value != 0.0,
+            "sheaf_device_errors_total" => {
+                let device = sample.labels.get("device").cloned().unwrap_or_default();
+                health.device_errors.insert(device, sample.value as u64);
+            }
+            _ => {}
+        }
+    }
+    Some(health)
 }
 
 pub fn checkpoint(args: &Checkpoint) -> Outcome {

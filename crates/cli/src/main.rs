@@ -29,9 +29,11 @@ mod relabel;
 mod rm;
 mod scrub;
 mod size;
+mod state;
 mod torture;
 mod trim;
 mod umount;
+mod users;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use mount::Insist;
@@ -12,6 +12,7 @@ use crate::args::Umount;
 use crate::devices::pause;
 use crate::failure::{Failure, Outcome};
 use crate::output::tell;
+use crate::users::processes;
 
 /// A mount may be busy for a moment: a process that was just started still has copies of the
 /// descriptors of the one that started it (they close after its exec has let its parent go on),
@@ -91,16 +92,6 @@ fn who_uses(mountpoint: &Path) -> String {
     }
 }
 
-/// All but this one, whose descriptors go with it.
-fn processes() -> impl Iterator<Item = (u32, PathBuf)> {
-    let own = std::process::id();
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(move |entry| {
-        let pid = entry.file_name().to_str()?.parse().ok()?;
-        (pid != own).then(|| (pid, entry.path()))
-    })
-}
-
 /// The process by name, if one of its links leads into the mount. Links are read, never
 /// followed: the file system may hang.
 fn user(pid: u32, dir: &Path, mountpoint: &Path) -> Option<String> {
@@ -129,17 +120,4 @@ fn mounts_below(mountpoint: &Path) -> Vec<String> {
         .filter(|other| other.starts_with(mountpoint) && *other != mountpoint)
         .map(|other| format!("the mount at {}", other.display()))
         .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn this_process_is_none_of_the_users() {
-        let own = std::process::id();
-        let parent = std::os::unix::process::parent_id();
-        assert!(processes().all(|(pid, _)| pid != own));
-        assert!(processes().any(|(pid, _)| pid == parent));
-    }
 }

@@ -236,7 +236,7 @@ pub fn outdated(array: &Array) -> Vec<Outdated> {
 
 /// Devices that are older than the array, as it is by its labels and this record. The newest record can be lost, and the labels say already
 /// which mount a repair would be; then the journal knows of the mount between.
-fn older(array: &Array, record: &CheckpointRecord) -> Result<Vec<Outdated>, Error> {
+pub(crate) fn older(array: &Array, record: &CheckpointRecord) -> Result<Vec<Outdated>, Error> {
     let mount = record.mount_id.get();
     let old = array.outdated(mount);
     if old.is_empty() {
@@ -251,7 +251,7 @@ fn older(array: &Array, record: &CheckpointRecord) -> Result<Vec<Outdated>, Erro
     }
 }
 
-fn outdated_text(array: &Array, all: &[Outdated]) -> String {
+pub(crate) fn outdated_text(array: &Array, all: &[Outdated]) -> String {
     let names = array.device_names();
     let told = |old: &Outdated| {
         let (name, mount) = (&names[old.device], old.mount);
@@ -350,7 +350,9 @@ pub(crate) fn newest_record(
     for (slot, copy) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
         let parsed = match array.read_slot(slot, copy) {
             Ok(block) if block.iter().all(|b| *b == 0) => continue,
-            Ok(block) => CheckpointRecord::parse(&block, &array.uuid()).map_err(|d| d.to_string()),
+            Ok(block) => {
+                CheckpointRecord::parse(&block, &array.metadata_uuid()).map_err(|d| d.to_string())
+            }
             Err(error) => {
                 let why = error.to_string();
                 report.hidden_copies = true;

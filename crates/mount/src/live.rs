@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
+use crate::mounting::IOC_DAEMON_PID;
 use crate::{Error, sys};
 
 /// `_IOWR('S', 4, MetricsMessage)`.
@@ -118,16 +119,25 @@ impl Live {
         Ok(number)
     }
 
+    /// The number of the daemon's process, as it knows itself.
+    pub fn daemon(&self) -> Result<u32, Error> {
+        sys::ioctl_u32(self.root.as_fd(), IOC_DAEMON_PID).map_err(|error| self.failed(error))
+    }
+
     fn ask(&self, command: u32, message: &mut [u8]) -> Result<(), Error> {
-        let failed = |error: io::Error| match error.raw_os_error() {
+        let asked = sys::ioctl_message(self.root.as_fd(), command, message);
+        asked.map_err(|error| self.failed(error))
+    }
+
+    fn failed(&self, error: io::Error) -> Error {
+        match error.raw_os_error() {
             // No file system of ours answers here.
             Some(libc::ENOTTY) => Error::NotMounted(self.mountpoint.clone()),
             _ => Error::Ask {
                 mountpoint: self.mountpoint.clone(),
                 error,
             },
-        };
-        sys::ioctl_message(self.root.as_fd(), command, message).map_err(failed)
+        }
     }
 }
 

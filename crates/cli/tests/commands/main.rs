@@ -11,6 +11,7 @@ mod outdated;
 mod refused;
 mod repair;
 mod said;
+mod states;
 mod unmounted;
 mod untold;
 
