@@ -40,6 +40,7 @@ pub enum Command {
     Umount(Umount),
     Fsck(Fsck),
     Info(Info),
+    Label(Label),
     Ls(Ls),
     Cat(Cat),
     Cp(Cp),
@@ -228,6 +229,30 @@ pub struct Info {
     /// cache and the devices. Needs root or the daemon's own user.
     #[arg(long, value_name = "MOUNTPOINT", conflicts_with_all = ["devices", "udev"])]
     pub live: Option<PathBuf>,
+}
+
+/// Show or change the label and the UUID of a file system
+///
+/// Without options both are shown, though it be mounted. A change takes a file system that is not mounted, with all its devices; it need not
+/// have been unmounted cleanly. Cut off at any point it leaves a file system that opens as what it was or as what it was to be, by either
+/// name, and the next mounts, or the same command again, end it.
+///
+/// A copy of all devices, a snapshot say, can have a UUID of its own and be mounted beside the original: name its devices one by one. Lines of
+/// /etc/fstab and the like that have the old label or UUID are to be changed by hand.
+#[derive(Args, Debug)]
+pub struct Label {
+    /// The devices (also separated by ':', or UUID=… or LABEL=…)
+    #[arg(required = true, num_args = 1..)]
+    pub devices: Vec<PathBuf>,
+    /// The new label, for LABEL=; '' for none
+    #[arg(short = 'L', long, value_name = "LABEL")]
+    pub label: Option<String>,
+    /// The new UUID, or `random`
+    #[arg(short = 'U', long, value_name = "UUID")]
+    pub uuid: Option<String>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// List a folder of a file system that is not mounted

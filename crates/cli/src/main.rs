@@ -17,6 +17,7 @@ mod failure;
 mod fsck;
 mod helper;
 mod info;
+mod label;
 mod live;
 mod logging;
 mod ls;
@@ -79,6 +80,7 @@ fn run(sheaf: Sheaf) -> Outcome {
         Command::Umount(args) => umount::run(&args),
         Command::Fsck(args) => fsck::run(&args),
         Command::Info(args) => info::run(&args),
+        Command::Label(args) => label::run(&args),
         Command::Ls(args) => ls::run(&args),
         Command::Cat(args) => cat::run(&args),
         Command::Cp(args) => cp::run(&args),

@@ -82,11 +82,11 @@ pub fn make(args: &Mkfs) -> Result<Made, Failure> {
 }
 
 /// A UUID that tells the file system from others.
-fn given_uuid(text: &str) -> Result<[u8; 16], Failure> {
+pub fn given_uuid(text: &str) -> Result<[u8; 16], Failure> {
     match device::parse_uuid(text) {
         None => Err(Failure::usage(format!("'{text}' is not a UUID"))),
         Some(nil) if nil == [0; 16] => Err(Failure::usage(
-            "the UUID of zeros stands for none; give another one, or none for a random one",
+            "the UUID of zeros stands for none; give another one",
         )),
         Some(uuid) => Ok(uuid),
     }

@@ -112,6 +112,8 @@ pub struct Array {
     pub(crate) members: Vec<Member>,
     pub(crate) geometry: Geometry,
     pub(crate) label: Label,
+    /// Both copies of all labels were read, and say the same but for the mount.
+    pub(crate) settled: bool,
     pub(crate) read_only: bool,
     pub(crate) repairs: Vec<LabelRepair>,
     bytes: u64,
@@ -155,6 +157,7 @@ impl Array {
             bytes: geometry.total_blocks() * BLOCK_SIZE as u64,
             geometry,
             label,
+            settled: false,
             read_only,
             repairs,
             memory_align,
@@ -181,6 +184,11 @@ impl Array {
 
     pub fn uuid(&self) -> [u8; 16] {
         self.label.uuid
+    }
+
+    /// The UUID that checkpoint records and batches have.
+    pub fn metadata_uuid(&self) -> [u8; 16] {
+        self.label.metadata_uuid()
     }
 
     pub fn read_only(&self) -> bool {

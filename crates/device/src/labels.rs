@@ -10,6 +10,7 @@ use crate::array::Array;
 use crate::block::{BlockDevice, Durability, Operation, Request};
 use crate::buf::AlignedBuf;
 use crate::error::Error;
+use crate::identity::{self, is_kin, resolved};
 use crate::probe;
 use crate::unlabelled;
 use crate::uuid::uuid_text;
@@ -37,10 +38,12 @@ pub struct LabelRepair {
     pub damage: Damage,
 }
 
-/// A device's label, and which copy of it was damaged.
+/// A device's label, and its other copy, or why that is not good.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub label: Label,
+    /// The other copy, if that is good and of this array: what it is called, and the mount, may differ.
+    pub other: Option<Label>,
     pub damaged: Option<(usize, Damage)>,
 }
 
@@ -49,6 +52,7 @@ impl Found {
         let damaged = self.damaged.clone();
         Found {
             label: self.label,
+            other: self.other,
             damaged,
         }
     }
@@ -101,11 +105,12 @@ impl Array {
         }
         check_same_owner(&found)?;
         let mut by_index = sort_by_index(found)?;
-        let label = by_index[0].1.label;
+        let all = by_index.iter().map(|(_, found)| found);
+        let (label, settled) = identity::agreed(all, &by_index[0].1.label, true);
         let geometry = Geometry::from_label(&label)?;
         for (index, (device, found)) in by_index.iter().enumerate() {
             check_member(device.as_ref(), index, &found.label, &geometry, read_only)?;
-            if !same_array(&found.label, &label) {
+            if !is_kin(&found.label, &label) {
                 return Err(Error::LabelsDisagree {
                     device: device.name().to_owned(),
                     other: by_index[0].0.name().to_owned(),
@@ -125,9 +130,9 @@ impl Array {
         let age = |(_, found): &Labelled| found.label.mount_id.get();
         let ages = Some(by_index.iter().map(age).collect());
         let devices = by_index.into_iter().map(|(device, _)| device).collect();
-        Ok(Array::new(
-            devices, geometry, label, read_only, repairs, ages,
-        ))
+        let mut array = Array::new(devices, geometry, label, read_only, repairs, ages);
+        array.settled = settled;
+        Ok(array)
     }
 
     /// A new array over `devices` (index = position), without labels: wipes old labels,
@@ -225,10 +230,8 @@ impl Array {
     pub fn verify_label(&self, device: usize) -> Result<(), Error> {
         let member = &self.member(device)?.device;
         let found = read_label(member.as_ref())?;
-        if found.label.uuid != self.label.uuid
-            || found.label.device_index.get() as usize != device
-            || !same_array(&found.label, &self.label)
-        {
+        let is_here = found.label.device_index.get() as usize == device;
+        if !is_here || !is_kin(&found.label, &self.label) {
             return Err(Error::Foreign {
                 device: member.name().to_owned(),
                 uuid: uuid_text(&found.label.uuid),
@@ -300,15 +303,26 @@ fn new_label(
     label.uuid = uuid;
     label.hash_key = hash_key;
     label.created = I64::new(Clock::real().now().sec());
+    label.name = name_bytes(name)?;
+    geometry.store(&mut label);
+    label.seal();
+    Ok(label)
+}
+
+/// A name as labels have it.
+///
+/// # Errors
+/// It is too long, or has control characters.
+pub fn name_bytes(name: &str) -> Result<[u8; 64], Error> {
     if name.contains(char::is_control) {
         return Err(Error::ControlInName {
             name: name.to_owned(),
         });
     }
-    let limit = label.name.len();
-    let bytes = name.as_bytes();
-    match label.name.get_mut(..bytes.len()) {
-        Some(place) => place.copy_from_slice(bytes),
+    let mut field = [0; 64];
+    let limit = field.len();
+    match field.get_mut(..name.len()) {
+        Some(place) => place.copy_from_slice(name.as_bytes()),
         None => {
             return Err(Error::NameTooLong {
                 name: name.to_owned(),
@@ -316,9 +330,7 @@ fn new_label(
             });
         }
     }
-    geometry.store(&mut label);
-    label.seal();
-    Ok(label)
+    Ok(field)
 }
 
 /// The name in a label, as text.
@@ -383,8 +395,15 @@ pub(crate) fn read_label(device: &dyn BlockDevice) -> Result<Found, Error> {
     }
     let head = match read_copy(device, 0) {
         Ok(label) => {
-            let damaged = check_second_copy(device, &label).map(|damage| (1, damage));
-            return Ok(Found { label, damaged });
+            let (other, damaged) = match second_copy(device, &label) {
+                Ok(other) => (other, None),
+                Err(damage) => (None, Some((1, damage))),
+            };
+            return Ok(Found {
+                label,
+                other,
+                damaged,
+            });
         }
         Err(refusal) => refusal,
     };
@@ -440,6 +459,7 @@ pub(crate) fn read_label(device: &dyn BlockDevice) -> Result<Found, Error> {
     match (head, tail) {
         (head, Ok(label)) => Ok(Found {
             label,
+            other: None,
             damaged: Some((0, head.damage())),
         }),
         (Refusal::Unreadable(error), _) | (_, Err(Refusal::Unreadable(error))) => Err(error),
@@ -455,19 +475,20 @@ pub(crate) fn read_label(device: &dyn BlockDevice) -> Result<Found, Error> {
     }
 }
 
-/// What is wrong with the second copy of a good label.
-fn check_second_copy(device: &dyn BlockDevice, label: &Label) -> Option<Damage> {
+/// The second copy of a good label, or what is wrong with it; none where the device has shrunk, which is another error and told as such.
+fn second_copy(device: &dyn BlockDevice, label: &Label) -> Result<Option<Label>, Damage> {
     let index = label.device_index.get() as usize;
-    let last = label.device_blocks[index].get().checked_sub(1)?;
-    if last >= device.bytes() / BLOCK {
-        // The device has shrunk, which is another error and told as such.
-        return None;
+    let last = label.device_blocks[index].get().saturating_sub(1);
+    if last == 0 || last >= device.bytes() / BLOCK {
+        return Ok(None);
     }
     match read_copy(device, last) {
-        // Of two mounts they are when the newer one's beginning was cut off.
-        Ok(copy) if copy.device_index == label.device_index && same_array(&copy, label) => None,
-        Ok(_) => Some(Damage::new("label", "the copies differ")),
-        Err(refusal) => Some(refusal.damage()),
+        // Of two mounts they are when the newer one's beginning was cut off, and of two identities when a change was.
+        Ok(copy) if copy.device_index == label.device_index && is_kin(&copy, label) => {
+            Ok(Some(copy))
+        }
+        Ok(_) => Err(Damage::new("label", "the copies differ")),
+        Err(refusal) => Err(refusal.damage()),
     }
 }
 
@@ -532,23 +553,24 @@ type Labelled = (Arc<dyn BlockDevice>, Found);
 
 /// All devices carry the UUID that most of them carry (of equals, the first given).
 pub(crate) fn check_same_owner(found: &[Labelled]) -> Result<(), Error> {
-    let votes = |uuid: [u8; 16]| found.iter().filter(|(_, f)| f.label.uuid == uuid).count();
+    let labels = found.iter().map(|(_, found)| &found.label);
+    let uuids: Vec<[u8; 16]> = labels
+        .clone()
+        .map(|label| resolved(label, labels.clone()).uuid)
+        .collect();
+    let votes = |uuid: &[u8; 16]| uuids.iter().filter(|other| *other == uuid).count();
     let (mut owner, mut most) = (0, 0);
-    for (i, (_, f)) in found.iter().enumerate() {
-        if votes(f.label.uuid) > most {
-            (owner, most) = (i, votes(f.label.uuid));
+    for (i, uuid) in uuids.iter().enumerate() {
+        if votes(uuid) > most {
+            (owner, most) = (i, votes(uuid));
         }
     }
-    let (other, expected) = &found[owner];
-    match found
-        .iter()
-        .find(|(_, f)| f.label.uuid != expected.label.uuid)
-    {
-        Some((device, f)) => Err(Error::Foreign {
-            device: device.name().to_owned(),
-            uuid: uuid_text(&f.label.uuid),
-            other: other.name().to_owned(),
-            expected: uuid_text(&expected.label.uuid),
+    match uuids.iter().position(|uuid| *uuid != uuids[owner]) {
+        Some(foreign) => Err(Error::Foreign {
+            device: found[foreign].0.name().to_owned(),
+            uuid: uuid_text(&found[foreign].1.label.uuid),
+            other: found[owner].0.name().to_owned(),
+            expected: uuid_text(&found[owner].1.label.uuid),
         }),
         None => Ok(()),
     }
@@ -627,16 +649,4 @@ fn fit(device: &dyn BlockDevice, index: usize, geometry: &Geometry) -> Result<()
         });
     }
     Ok(())
-}
-
-/// True when two labels describe the same array (the device index and the mount aside).
-pub(crate) fn same_array(a: &Label, b: &Label) -> bool {
-    let plain = |label: &Label| {
-        let mut copy = *label;
-        copy.device_index = U16::new(0);
-        copy.mount_id = U64::new(0);
-        copy.seal();
-        copy
-    };
-    plain(a).as_bytes() == plain(b).as_bytes()
 }

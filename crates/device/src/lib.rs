@@ -18,6 +18,7 @@ mod driver;
 mod error;
 mod file;
 mod flush;
+mod identity;
 mod kept;
 mod labels;
 mod latency;
@@ -44,7 +45,7 @@ pub use error::{Error, LostLabel, LostLabels};
 pub use file::{
     Backend, Occupied, OpenOptions, check_distinct, create_image, has_poll_queues, open_devices,
 };
-pub use labels::{LabelRepair, feature_text, label_features, label_name};
+pub use labels::{LabelRepair, feature_text, label_features, label_name, name_bytes};
 pub use latency::{Latency, LatencyDevice, Stall};
 pub use probe::{Signature, probe, signatures};
 pub use queue::{Bell, DeviceQueue, Flight, FlightId, Kind, Landed, Queues, Refused, Run};

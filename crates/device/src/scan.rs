@@ -7,7 +7,8 @@
 use crate::block::BlockDevice;
 use crate::error::Error;
 use crate::file::{self, Storage};
-use crate::labels::{label_name, read_label, same_array};
+use crate::identity::{is_kin, resolved, same_label};
+use crate::labels::{label_name, read_label};
 use crate::uuid::{parse_uuid, uuid_text};
 use format::label::Label;
 use std::collections::BTreeMap;
@@ -95,18 +96,17 @@ fn is_candidate(sys: &Path) -> bool {
 /// The Sheaf devices among `candidates`, of one array or of all. What cannot be read or has
 /// no good label is passed over. Takes no locks.
 pub fn scan(which: Option<&ArrayId>, candidates: &[PathBuf]) -> Vec<Member> {
-    let labelled = labelled(which, candidates).into_iter();
-    labelled.map(|(member, _)| member).collect()
+    let all = labelled(candidates).into_iter();
+    let mut members: Vec<Member> = all.map(|(member, _)| member).collect();
+    members.retain(|member| which.is_none_or(|id| id.matches(member)));
+    members
 }
 
 type Labelled = (Member, Label);
 
-fn labelled(which: Option<&ArrayId>, candidates: &[PathBuf]) -> Vec<Labelled> {
-    candidates
-        .iter()
-        .filter_map(|path| read_member(path))
-        .filter(|(member, _)| which.is_none_or(|id| id.matches(member)))
-        .collect()
+fn labelled(candidates: &[PathBuf]) -> Vec<Labelled> {
+    let candidates = candidates.iter();
+    candidates.filter_map(|path| read_member(path)).collect()
 }
 
 fn read_member(path: &Path) -> Option<Labelled> {
@@ -128,20 +128,37 @@ fn read_member(path: &Path) -> Option<Labelled> {
 /// # Errors
 /// [`Error::NotFound`]; [`Error::SameName`], when several arrays have the name; [`Error::Duplicate`], when there is a copy of a device.
 pub fn find_members(which: &ArrayId, candidates: &[PathBuf]) -> Result<Vec<PathBuf>, Error> {
-    let members = scan(Some(which), candidates);
-    let Some(first) = members.first() else {
+    let (mut members, others): (Vec<Labelled>, Vec<Labelled>) = labelled(candidates)
+        .into_iter()
+        .partition(|(member, _)| which.matches(member));
+    let Some((first, label)) = members.first().cloned() else {
         return Err(Error::NotFound {
             which: which.to_string(),
         });
     };
-    if members.iter().any(|member| member.uuid != first.uuid) {
+    let uuid_of = |of: &Label| resolved(of, members.iter().map(|(_, of)| of)).uuid;
+    let uuid = uuid_of(&label);
+    if members.iter().any(|(_, of)| uuid_of(of) != uuid) {
+        let members: Vec<Member> = members.into_iter().map(|(member, _)| member).collect();
         return Err(same_name(&first.name, &members));
     }
-    one_of_each(members)
+    // A change of what it is called was cut off: the places that are empty are those of labels that say the other.
+    let kin: Vec<Labelled> = others
+        .into_iter()
+        .filter(|(other, _)| {
+            members
+                .iter()
+                .all(|(member, _)| member.index != other.index)
+        })
+        .filter(|(_, of)| members.iter().any(|(_, label)| is_kin(of, label)))
+        .collect();
+    members.extend(kin);
+    one_of_each(members.into_iter().map(|(member, _)| member).collect())
 }
 
 /// A device with the others of its array that are among `candidates`, by device index; only itself if it has no good label. It is taken
-/// for its own place whoever else claims that, and the others by labels that say the same as its own, if there are such. Which are
+/// for its own place whoever else claims that, and the others by labels that say the same as its own, if there are such, or would but for a change of
+/// name or UUID that was cut off. Which are
 /// missing, `Array::assemble` says.
 ///
 /// # Errors
@@ -154,16 +171,25 @@ pub fn companions(path: &Path, candidates: &[PathBuf]) -> Result<Vec<PathBuf>, E
     if named.count == 1 {
         return Ok(itself);
     }
-    let mut others = labelled(Some(&ArrayId::Uuid(named.uuid)), candidates);
-    others.retain(|(other, _)| other.index != named.index);
-    let same: Vec<usize> = others
-        .iter()
-        .filter(|(_, of)| same_array(of, &label))
-        .map(|(other, _)| other.index)
+    let distance = |(other, of): &Labelled| match () {
+        () if same_label(of, &label) => Some(0),
+        () if is_kin(of, &label) => Some(1),
+        // Of who alone claims a place opening tells that the labels disagree.
+        () => (other.uuid == named.uuid).then_some(2),
+    };
+    let others = labelled(candidates)
+        .into_iter()
+        .filter(|(other, _)| other.index != named.index);
+    let mut others: Vec<(u32, Labelled)> = others
+        .filter_map(|other| Some((distance(&other)?, other)))
         .collect();
-    // Of who alone claims a place opening tells that the labels disagree.
-    others.retain(|(other, of)| same_array(of, &label) || !same.contains(&other.index));
-    let others = others.into_iter().map(|(other, _)| other);
+    let mut nearest: BTreeMap<usize, u32> = BTreeMap::new();
+    for (distance, (other, _)) in &others {
+        let least = nearest.entry(other.index).or_insert(*distance);
+        *least = (*least).min(*distance);
+    }
+    others.retain(|(distance, (other, _))| nearest[&other.index] == *distance);
+    let others = others.into_iter().map(|(_, (other, _))| other);
     one_of_each(others.chain([named]).collect())
 }
 

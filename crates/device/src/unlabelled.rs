@@ -11,6 +11,7 @@
 use crate::array::Array;
 use crate::block::BlockDevice;
 use crate::error::{Error, LostLabel, LostLabels};
+use crate::identity;
 use crate::labels::{
     Found, LabelRepair, check_member, check_same_owner, label_name, read_label, sort_by_index,
 };
@@ -131,9 +132,11 @@ impl Incomplete {
             }
         }
         let devices: Vec<_> = bare.iter().map(|(device, _)| Arc::clone(device)).collect();
-        let Some(label) = found.first().map(|(_, found)| found.label) else {
+        let Some(first) = found.first().map(|(_, found)| found.label) else {
             return Err(told(found, bare, given));
         };
+        let all = found.iter().map(|(_, found)| found);
+        let (label, _) = identity::agreed(all, &first, false);
         let mut labelled: Vec<Option<Labelled>> = Vec::new();
         labelled.resize_with(label.device_count.get() as usize, || None);
         let error = told(
@@ -152,7 +155,7 @@ impl Incomplete {
         let first = found[0].0.name().to_owned();
         for (device, found) in found {
             let index = found.label.device_index.get() as usize;
-            if !crate::labels::same_array(&found.label, &label) {
+            if !identity::is_kin(&found.label, &label) {
                 return Err(Error::LabelsDisagree {
                     device: device.name().to_owned(),
                     other: first,
@@ -193,7 +196,11 @@ impl Incomplete {
 
     /// The UUID of another file system in what is left of a label or a checkpoint record.
     fn stranger(&self, device: &dyn BlockDevice) -> Option<String> {
-        let own = &self.label.uuid;
+        let own = [Some(self.label.identity()), self.label.former()];
+        let is_other = |uuid: &[u8; 16]| {
+            let mut own = own.iter().flatten();
+            own.all(|own| flipped(uuid, &own.uuid) > UUID_FLIPPED_MAX)
+        };
         let last = device.bytes() / BLOCK - 1;
         let tail = last + 1 - TAIL_BLOCKS;
         for block in [0, last] {
@@ -201,7 +208,7 @@ impl Incomplete {
                 continue;
             };
             let uuid = Label::read_from_bytes(&label).ok()?.uuid;
-            if flipped(&uuid, own) > UUID_FLIPPED_MAX {
+            if is_other(&uuid) {
                 return Some(format!(
                     "what is left of its label is of file system {}",
                     uuid_text(&uuid)
@@ -211,7 +218,7 @@ impl Incomplete {
         for block in [1, 2, tail + 13, tail + 14] {
             let record = read(device, block).filter(|bytes| bytes.starts_with(&CHECKPOINT_MAGIC));
             let raw = record.and_then(|bytes| CheckpointRecord::read_from_bytes(&bytes).ok());
-            let Some(raw) = raw.filter(|raw| raw.uuid != *own) else {
+            let Some(raw) = raw.filter(|raw| raw.uuid != self.label.metadata_uuid()) else {
                 continue;
             };
             if CheckpointRecord::parse(raw.as_bytes(), &raw.uuid).is_ok() {

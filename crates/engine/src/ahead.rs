@@ -236,7 +236,7 @@ impl<'a> Ahead<'a> {
         let Ok((header, _)) = BatchHeader::read_from_prefix(bytes) else {
             return Look::Unread;
         };
-        let own = header.uuid == self.array.uuid();
+        let own = header.uuid == self.array.metadata_uuid();
         if !own || !follows(self.array, self.record, self.next, &header) {
             return Look::Nothing;
         }

@@ -407,7 +407,7 @@ impl<C: Content> Store<C> {
     fn record(&self, sequence: u64, anchor: Anchor) -> CheckpointRecord {
         let mut record = CheckpointRecord::zeroed();
         record.magic = CHECKPOINT_MAGIC;
-        record.uuid = self.array.uuid();
+        record.uuid = self.array.metadata_uuid();
         record.sequence = U64::new(sequence);
         record.mount_id = U64::new(self.journal.mount_id);
         record.anchor_position = U64::new(anchor.position);

@@ -245,7 +245,7 @@ impl Journal {
         let geometry: &Geometry = array.geometry();
         let (base, size) = (geometry.journal_start.byte(), geometry.journal_bytes());
         let align = geometry.journal_align as u64;
-        let uuid = array.uuid();
+        let uuid = array.metadata_uuid();
         Journal {
             forgiven: AtomicU64::new(array.flush_failures()),
             array,

@@ -47,7 +47,7 @@ pub fn proves(array: &Array, device: usize) -> Result<Proof, Error> {
                 Err(error) if copy == device => return Err(error.into()),
                 Err(_) => continue,
             };
-            records.extend(CheckpointRecord::parse(&block, &array.uuid()).ok());
+            records.extend(CheckpointRecord::parse(&block, &array.metadata_uuid()).ok());
         }
         records.sort_by_key(|record| record.sequence.get());
         Ok(records)

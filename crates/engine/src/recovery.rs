@@ -307,7 +307,7 @@ impl Confirmation {
         let mut header = BatchHeader::zeroed();
         header.magic = U32::new(BATCH_MAGIC);
         header.previous_crc = U32::new(at.previous_crc);
-        header.uuid = array.uuid();
+        header.uuid = array.metadata_uuid();
         header.mount_id = record.mount_id;
         header.sequence = U64::new(at.sequence);
         header.epoch = U64::new(run.next_epoch);

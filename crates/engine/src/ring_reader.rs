@@ -228,7 +228,7 @@ impl<'a> RingReader<'a> {
         let mut raw = [0; BatchHeader::SIZE];
         self.read(position, &mut raw)?;
         let header = BatchHeader::read_from_bytes(&raw).expect("sizes match");
-        Ok((header.uuid == self.array.uuid()).then_some(header))
+        Ok((header.uuid == self.array.metadata_uuid()).then_some(header))
     }
 
     /// Whether the batch at a ring position is all there, and its checksum right.

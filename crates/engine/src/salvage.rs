@@ -780,7 +780,7 @@ impl Base {
 fn hidden_slot(array: &Array) -> Option<String> {
     (0..2).find_map(|slot| {
         let copies = [0, 1].map(|copy| array.read_slot(slot, copy));
-        let parse = |block: &AlignedBuf| CheckpointRecord::parse(block, &array.uuid());
+        let parse = |block: &AlignedBuf| CheckpointRecord::parse(block, &array.metadata_uuid());
         let serves = copies.iter().flatten().any(|block| parse(block).is_ok());
         let error = copies.into_iter().find_map(Result::err)?;
         (!serves).then(|| format!("checkpoint slot {slot}: {error}"))

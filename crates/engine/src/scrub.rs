@@ -104,7 +104,7 @@ impl<C: Content> Store<C> {
         let copies = [(0, 0), (0, 1), (1, 0), (1, 1)].into_iter();
         let newest = copies.filter_map(|(slot, copy)| {
             let block = self.array.read_slot(slot, copy).ok()?;
-            CheckpointRecord::parse(&block, &self.array.uuid()).ok()
+            CheckpointRecord::parse(&block, &self.array.metadata_uuid()).ok()
         });
         let record = newest.max_by_key(|record| record.sequence.get());
         match record {

@@ -239,7 +239,7 @@ fn read_copies(array: &Array, slot: usize) -> Copies {
         if block.iter().all(|b| *b == 0) {
             return Ok(None);
         }
-        CheckpointRecord::parse(&block, &array.uuid())
+        CheckpointRecord::parse(&block, &array.metadata_uuid())
             .map(|record| Some(record.sequence.get()))
             .map_err(|damage| damage.to_string())
     })

@@ -74,8 +74,17 @@ layout! {
         pub zones: [ZoneEntry; 16],
         /// Newest mount that wrote this label, before its first checkpoint record; 0: none did.
         pub mount_id: U64,
+        /// The UUID that checkpoint records and batches have; it counts if the feature `metadata-uuid` is set, and is
+        /// zero otherwise.
+        pub metadata_uuid: [u8; 16],
+        /// 1: UUID and name are being changed, and labels of other devices may have those from before.
+        pub changing: U64,
+        /// The UUID before, while it is being changed; otherwise zero.
+        pub former_uuid: [u8; 16],
+        /// The name before, while it is being changed; otherwise zero.
+        pub former_name: [u8; 64],
         /// Zero.
-        pub reserved: [u8; 3256],
+        pub reserved: [u8; 3152],
     }
 }
 
@@ -89,10 +98,16 @@ pub struct Feature {
     pub name: &'static str,
 }
 
-/// Features this version knows, by class. None exists yet.
+/// The UUID is another one than the file system was made with, which is in its metadata still: one would not find it without.
+pub const METADATA_UUID: u64 = 1 << 0;
+
+/// Features this version knows, by class.
 pub const COMPATIBLE: &[Feature] = &[];
 pub const READ_ONLY_COMPATIBLE: &[Feature] = &[];
-pub const INCOMPATIBLE: &[Feature] = &[];
+pub const INCOMPATIBLE: &[Feature] = &[Feature {
+    bit: METADATA_UUID,
+    name: "metadata-uuid",
+}];
 
 /// The bits of `flags` that `known` does not name.
 pub fn unknown_features(flags: u64, known: &[Feature]) -> u64 {
@@ -101,7 +116,53 @@ pub fn unknown_features(flags: u64, known: &[Feature]) -> u64 {
         .fold(flags, |rest, feature| rest & !feature.bit)
 }
 
+/// What a file system is called by: all that may change of a label while it is the same file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    pub uuid: [u8; 16],
+    /// UTF-8, zero-padded.
+    pub name: [u8; 64],
+}
+
 impl Label {
+    /// By what the file system is called.
+    pub fn identity(&self) -> Identity {
+        Identity {
+            uuid: self.uuid,
+            name: self.name,
+        }
+    }
+
+    /// By what it was called before, if labels of other devices may still say so.
+    pub fn former(&self) -> Option<Identity> {
+        (self.changing.get() != 0).then_some(Identity {
+            uuid: self.former_uuid,
+            name: self.former_name,
+        })
+    }
+
+    /// Calls the file system so, and its metadata as ever.
+    pub fn set_identity(&mut self, new: Identity, former: Option<Identity>) {
+        let metadata = self.metadata_uuid();
+        (self.uuid, self.name) = (new.uuid, new.name);
+        let bits = self.incompatible.get() & !METADATA_UUID;
+        (self.incompatible, self.metadata_uuid) = match metadata == new.uuid {
+            true => (U64::new(bits), [0; 16]),
+            false => (U64::new(bits | METADATA_UUID), metadata),
+        };
+        self.changing = U64::new(former.is_some().into());
+        self.former_uuid = former.map_or([0; 16], |former| former.uuid);
+        self.former_name = former.map_or([0; 64], |former| former.name);
+    }
+
+    /// The UUID in checkpoint records and batches, which no change of the file system's own touches.
+    pub fn metadata_uuid(&self) -> [u8; 16] {
+        match self.incompatible.get() & METADATA_UUID != 0 {
+            true => self.metadata_uuid,
+            false => self.uuid,
+        }
+    }
+
     /// What the checksums of batches and items begin with.
     pub fn checksum_seed(&self) -> u32 {
         checksum(0, &self.hash_key)
@@ -143,5 +204,31 @@ impl Label {
         }
         crate::geometry::Geometry::from_label(&label)?;
         Ok(label)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::FromZeros;
+
+    #[test]
+    fn metadata_keeps_its_uuid_whatever_the_file_system_is_called() {
+        let named = |uuid: u8, name: u8| Identity {
+            uuid: [uuid; 16],
+            name: [name; 64],
+        };
+        let mut label = Label::new_zeroed();
+        label.set_identity(named(1, 1), None);
+        label.incompatible = U64::new(0);
+        label.metadata_uuid = [0; 16];
+        let first = label;
+        label.set_identity(named(2, 1), Some(named(1, 1)));
+        assert_eq!(label.metadata_uuid(), [1; 16]);
+        assert_eq!((label.uuid, label.former()), ([2; 16], Some(named(1, 1))));
+        label.set_identity(named(3, 2), None);
+        assert_eq!((label.metadata_uuid(), label.former()), ([1; 16], None));
+        label.set_identity(named(1, 1), None);
+        assert_eq!(label.as_bytes(), first.as_bytes());
     }
 }

@@ -9,6 +9,7 @@ mod labels;
 mod named;
 mod outdated;
 mod refused;
+mod renamed;
 mod repair;
 mod said;
 mod states;

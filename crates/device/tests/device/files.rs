@@ -12,13 +12,13 @@ use std::process::Command;
 use tempfile::TempDir;
 use zerocopy::{FromBytes, IntoBytes};
 
-struct Images {
-    dir: TempDir,
-    paths: Vec<PathBuf>,
+pub struct Images {
+    pub dir: TempDir,
+    pub paths: Vec<PathBuf>,
 }
 
 impl Images {
-    fn new(sizes: &[u64]) -> Images {
+    pub fn new(sizes: &[u64]) -> Images {
         let dir = TempDir::new().unwrap();
         let paths: Vec<PathBuf> = (0..sizes.len())
             .map(|i| dir.path().join(format!("{}.img", (b'a' + i as u8) as char)))
@@ -29,7 +29,7 @@ impl Images {
         Images { dir, paths }
     }
 
-    fn create(&self, options: &OpenOptions) -> Array {
+    pub fn create(&self, options: &OpenOptions) -> Array {
         create(open_devices(&self.paths, options).unwrap(), 64 << 10)
     }
 }
@@ -352,7 +352,7 @@ fn companions_are_those_whose_labels_say_the_same() {
 }
 
 /// Changes both copies of an image's label.
-fn relabel(image: &std::fs::File, bytes: u64, change: impl Fn(&mut Label)) {
+pub fn relabel(image: &std::fs::File, bytes: u64, change: impl Fn(&mut Label)) {
     let mut block = [0; 4096];
     image.read_exact_at(&mut block, 0).unwrap();
     let mut label = Label::read_from_bytes(&block).unwrap();

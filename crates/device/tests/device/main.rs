@@ -7,6 +7,7 @@ mod files;
 mod fixture;
 mod flights;
 mod flushes;
+mod identities;
 mod labels;
 mod power;
 mod scarce;

@@ -475,7 +475,7 @@ fn write_slots(array: &Array) -> Result<(), Error> {
     for slot in 0..2 {
         let copies = [0, 1].map(|copy| {
             let block = array.read_slot(slot, copy).ok()?;
-            let record = CheckpointRecord::parse(&block, &array.uuid()).ok()?;
+            let record = CheckpointRecord::parse(&block, &array.metadata_uuid()).ok()?;
             Some((record.sequence.get(), block))
         });
         let newest = copies
