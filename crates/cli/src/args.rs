@@ -352,8 +352,21 @@ pub struct Source {
 }
 
 /// Discard (TRIM) the free space of a mounted file system
+///
+/// All of it, or that in a range of the linear address space, which is as long as the file system is large (the size that df(1) shows): the
+/// chunks of the array in their order (`sheaf info` shows how large they are), each of them striped over the devices of its zone. It is that of
+/// fstrim(8), too, and has nothing to do with where a single device has its data.
 #[derive(Args, Debug)]
 pub struct Trim {
+    /// Where the range begins
+    #[arg(short, long, value_name = "SIZE", default_value = "0", value_parser = size::parse)]
+    pub offset: u64,
+    /// How long the range is; without it, up to the end
+    #[arg(short, long, value_name = "SIZE", value_parser = size::parse)]
+    pub length: Option<u64>,
+    /// Leave runs of free space alone that are shorter, as far as they are in the range
+    #[arg(short, long, value_name = "SIZE", default_value = "0", value_parser = size::parse)]
+    pub minimum: u64,
     /// The mount point
     pub mountpoint: PathBuf,
     /// Print one JSON object

@@ -1,9 +1,10 @@
 //! `sheaf trim`: asks the daemon of a mount to discard its free space.
 
+use mount::TrimRange;
 use serde::Serialize;
 
 use crate::args::Trim;
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 use crate::{output, size};
 
 #[derive(Serialize)]
@@ -14,7 +15,19 @@ struct Trimmed {
 }
 
 pub fn run(args: &Trim) -> Outcome {
-    let discarded = mount::trim(&args.mountpoint)?;
+    let range = TrimRange {
+        start: args.offset,
+        len: args.length.unwrap_or(u64::MAX),
+        least: args.minimum,
+    };
+    let discarded = mount::trim(&args.mountpoint, range).map_err(|error| match &error {
+        mount::Error::Trim { error: cause, .. } if cause.raw_os_error() == Some(libc::EINVAL) => {
+            Failure::from(error).after(
+                "the range begins behind the end of the file system, or has less than a block of 4096 bytes",
+            )
+        }
+        _ => error.into(),
+    })?;
     let mountpoint = args.mountpoint.display().to_string();
     match args.json {
         true => output::json(&Trimmed {

@@ -701,16 +701,17 @@ impl Space {
         extent.len as i64
     }
 
-    /// Takes a loaded chunk's next available run of at least `least` blocks, at or after its block `from`, for
+    /// Takes the next available run of at least `least` blocks in a part of a loaded chunk, for
     /// a discard; the caller gives it back, and goes on at the block that is returned. Runs that promises
     /// need are left alone.
-    pub fn take_run(&self, chunk: u32, mut from: u32, least: u32) -> Option<(Extent, u32)> {
+    pub fn take_run(&self, chunk: u32, part: Range<u32>, least: u64) -> Option<(Extent, u32)> {
         let space = self.chunks.lock().loaded.get(&chunk).cloned()?;
         let mut bits = space.bits.lock();
-        while let Some(start) = bits.next_available(from) {
-            let len = bits.run_at(start, u32::MAX);
+        let mut from = part.start;
+        while let Some(start) = bits.next_available(from).filter(|start| *start < part.end) {
+            let len = bits.run_at(start, part.end - start);
             from = start + len;
-            if len >= least && self.totals.try_take(len) {
+            if u64::from(len) >= least && self.totals.try_take(len) {
                 bits.set(start, len, false);
                 return Some((self.extent(chunk, start, len), from));
             }

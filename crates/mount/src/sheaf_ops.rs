@@ -900,8 +900,8 @@ impl SheafOps {
         Ok(output.len())
     }
 
-    /// Discards all free space in runs of `min_len` or more, whatever range is asked for: where a free block lies nobody outside knows, as
-    /// numbers are those of no device. A range that has no block is refused, as by file systems of the kernel.
+    /// Discards the free space in a range, in runs of `min_len` or more, and answers with how much that was. Addresses are those of
+    /// [`TrimRange`](crate::TrimRange). A range that has no block is refused, as by file systems of the kernel.
     fn trim(&self, context: &Context, input: &[u8], output: &mut [u8]) -> Result<usize> {
         if context.uid != 0 {
             return Err(Errno(libc::EPERM));
@@ -912,8 +912,10 @@ impl SheafOps {
         if range.len < block || range.start >= statfs.blocks.saturating_mul(block) {
             return Err(Errno::INVAL);
         }
-        let least = u32::try_from(range.min_len.div_ceil(block));
-        let trimmed = self.fs.store().trim(least.map_err(|_| Errno::INVAL)?);
+        let least = range.min_len.div_ceil(block);
+        let end = range.start.saturating_add(range.len) / block;
+        let blocks = range.start.div_ceil(block)..end;
+        let trimmed = self.fs.store().trim(blocks, least);
         range.len = trimmed.map_err(|error| errno(error.into()))?;
         range.write_to(output).map_err(|_| Errno::INVAL)?;
         Ok(output.len())

@@ -63,12 +63,10 @@ pub fn ioctl_u32(fd: BorrowedFd<'_>, command: u32) -> Result<u32> {
     Ok(value)
 }
 
-/// The ioctl FITRIM on everything: `_IOWR('X', 121, struct fstrim_range)`. Returns the bytes
+/// The ioctl FITRIM, `_IOWR('X', 121, struct fstrim_range)`, with start, length and smallest run in bytes. Returns the bytes
 /// discarded.
-pub fn ioctl_trim(fd: BorrowedFd<'_>) -> Result<u64> {
+pub fn ioctl_trim(fd: BorrowedFd<'_>, mut range: [u64; 3]) -> Result<u64> {
     const FITRIM: libc::Ioctl = 0xc018_5879;
-    // Start, length and smallest run, in bytes.
-    let mut range: [u64; 3] = [0, u64::MAX, 0];
     // SAFETY: FITRIM reads and writes three 64-bit values, which `range` holds and which
     // outlive the call.
     check(unsafe { libc::ioctl(fd.as_raw_fd(), FITRIM, range.as_mut_ptr()) })?;

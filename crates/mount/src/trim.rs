@@ -6,9 +6,30 @@ use std::path::Path;
 
 use crate::{Error, mount_table, sys};
 
-/// Has the Sheaf file system mounted at `mountpoint`, or that this is in, discard its free space; returns the bytes
+/// Which free space is discarded, in bytes of the linear address space that is as long as the file system is large: the chunks in their order, each of
+/// which is striped over devices. Only whole blocks in there count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TrimRange {
+    pub start: u64,
+    pub len: u64,
+    /// Shorter runs, as far as they are in the range, are left alone.
+    pub least: u64,
+}
+
+impl Default for TrimRange {
+    /// All of it.
+    fn default() -> TrimRange {
+        TrimRange {
+            start: 0,
+            len: u64::MAX,
+            least: 0,
+        }
+    }
+}
+
+/// Has the Sheaf file system mounted at `mountpoint`, or that this is in, discard its free space in a range; returns the bytes
 /// discarded. Needs root. What else is mounted there is left alone. Space whose freeing is not durable yet is made durable first.
-pub fn trim(mountpoint: &Path) -> Result<u64, Error> {
+pub fn trim(mountpoint: &Path, range: TrimRange) -> Result<u64, Error> {
     let failed = |error| Error::Trim {
         mountpoint: mountpoint.to_owned(),
         error,
@@ -19,7 +40,8 @@ pub fn trim(mountpoint: &Path) -> Result<u64, Error> {
         return Err(Error::NotMounted(resolved));
     };
     let root = File::open(root).map_err(failed)?;
-    sys::ioctl_trim(root.as_fd()).map_err(failed)
+    let range = [range.start, range.len, range.least];
+    sys::ioctl_trim(root.as_fd(), range).map_err(failed)
 }
 
 /// Where the Sheaf file system is mounted that `path` is in; none if it is in another one.

@@ -113,6 +113,23 @@ fn what_does_not_apply_is_said() {
         fstrim(&["-o", "1T", "-l", "1G"]),
     ];
     let taken = [fstrim(&[]), fstrim(&["-l", "4096"])];
+    let size = rustix::fs::statvfs(&at).unwrap();
+    let size = (size.f_blocks * size.f_frsize) as usize;
+    let trim = |options: &[&str]| {
+        let ran = sheaf(&["trim", "--json"], options, std::slice::from_ref(&at));
+        ran.succeeds().json()["discarded"].as_u64().unwrap()
+    };
+    let all = trim(&[]);
+    let piece = 5 << 20;
+    let pieces: u64 = (0..size)
+        .step_by(piece)
+        .map(|start| trim(&["-o", &start.to_string(), "-l", "5M"]))
+        .sum();
+    let in_part = trim(&["-o", "1", "-l", "8191"]);
+    let in_long_runs = trim(&["-m", "4P"]);
+    let said = fstrim(&["-v", "-o", "20M", "-l", "8M"]);
+    let same = trim(&["-o", "20M", "-l", "8M"]);
+    let beyond = sheaf(&["trim", "-o", "1T"], &[], std::slice::from_ref(&at));
     sheaf(&["umount"], &[], std::slice::from_ref(&at)).succeeds();
     for ran in refused {
         ran.exits(1).says("Invalid argument");
@@ -120,6 +137,12 @@ fn what_does_not_apply_is_said() {
     for ran in taken {
         ran.succeeds();
     }
+    assert!(all > (size as u64) / 2 && all < size as u64);
+    assert_eq!(pieces, all);
+    assert_eq!((in_part, in_long_runs), (4096, 0));
+    assert!(same > 4 << 20 && same <= 8 << 20);
+    said.succeeds().says(&format!("({same} bytes) trimmed"));
+    beyond.exits(OPERATIONAL).says("behind the end");
     let log = fs::read_to_string(log).unwrap();
     assert!(log.contains("reap=poll does not apply"), "{log}");
 }

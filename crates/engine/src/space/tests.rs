@@ -47,12 +47,12 @@ fn a_discard_takes_what_promises_do_without() {
     let rest = |start| space.extent(0, start, blocks - start);
     // The promise is for one block more than half of the chunk.
     assert!(space.try_promise(len as u64 + 1));
-    assert_eq!(space.take_run(0, 0, 1), None);
-    assert_eq!(space.take_run(0, len, 1), None);
+    assert_eq!(space.take_run(0, 0..blocks, 1), None);
+    assert_eq!(space.take_run(0, len..blocks, 1), None);
     space.unpromise(1);
-    assert_eq!(space.take_run(0, len, len + 1), None);
-    assert_eq!(space.take_run(0, len, 1), Some((rest(len), blocks)));
-    assert_eq!(space.take_run(0, blocks, 1), None);
+    assert_eq!(space.take_run(0, len..blocks, u64::from(len) + 1), None);
+    assert_eq!(space.take_run(0, len..blocks, 1), Some((rest(len), blocks)));
+    assert_eq!(space.take_run(0, blocks..blocks, 1), None);
     space.give(rest(len));
     space.unpromise(len as u64);
 

@@ -65,19 +65,25 @@ impl<C: Content> Store<C> {
         })
     }
 
-    /// Discards all free space in runs of at least `least_blocks`; returns the bytes discarded. A run ends where
+    /// Discards the free space among `range` in runs of at least `least_blocks`; returns the bytes discarded. The range is of blocks, counted from the first
+    /// one of the first chunk; a run counts as far as it is in there. It ends where
     /// chunks with and without data meet. Space whose freeing is not durable yet is left out, and what promises need.
     ///
     /// # Errors
     /// The first one of a device, when it discarded nothing; what fails beside others is not among the bytes.
-    pub fn trim(&self, least_blocks: u32) -> Result<u64, Error> {
+    pub fn trim(&self, range: Range<u64>, least_blocks: u64) -> Result<u64, Error> {
         if self.options.read_only {
             return Err(Error::ReadOnly);
         }
         self.sync()?;
+        let chunk_blocks = self.array.geometry().chunk_blocks;
+        let within = |chunk: &u32| {
+            let part = part_of(&range, *chunk, chunk_blocks);
+            (!part.is_empty()).then_some((*chunk, part))
+        };
         let (unloaded, free) = self.space.unloaded_and_free();
         let mut tried = Tried::default();
-        for chunk in unloaded {
+        for (chunk, _) in unloaded.iter().filter_map(within) {
             if !tried.is_passed_over(chunk)
                 && let Err((chunks, error)) = self.load_space(chunk)
             {
@@ -89,26 +95,27 @@ impl<C: Content> Store<C> {
             Ok(()) => blocks += len as u64,
             Err(error) => _ = failed.get_or_insert(error),
         };
-        for chunk in self.space.loaded_chunks() {
-            let mut from = 0;
-            while let Some((run, end, done)) = self.discard_next(chunk, from, least_blocks.max(1)) {
+        for (chunk, part) in self.space.loaded_chunks().iter().filter_map(within) {
+            let mut from = part.start;
+            let least = least_blocks.max(1);
+            while let Some((run, end, done)) = self.discard_next(chunk, from..part.end, least) {
                 count(done, run);
                 from = end;
             }
         }
-        let geometry = self.array.geometry();
-        let len = geometry.chunk_blocks;
-        for chunk in in_long_runs(&free, least_blocks.div_ceil(len) as usize) {
+        let parts: Vec<(u32, Range<u32>)> = free.iter().filter_map(within).collect();
+        for (chunk, part) in in_long_runs(&parts, least_blocks) {
             // A checkpoint may need the last free chunk.
             let _none = self.checkpoint_state.lock();
             let _promises_wait = self.trimming.lock();
             if self.space.take_free_chunk(chunk) {
+                let first = self.array.geometry().chunk_block(chunk).0;
                 let done = self.discard(Extent {
-                    block: geometry.chunk_block(chunk),
-                    len,
+                    block: Block(first + u64::from(part.start)),
+                    len: part.len() as u32,
                 });
                 self.space.give_free_chunk(chunk);
-                count(done, len);
+                count(done, part.len() as u32);
             }
         }
         match failed {
@@ -117,15 +124,15 @@ impl<C: Content> Store<C> {
         }
     }
 
-    /// Discards a chunk's next run of at least `least` free blocks; returns how many, where to go on, and what came of it.
+    /// Discards the next run of at least `least` free blocks in a part of a chunk; returns how many, where to go on, and what came of it.
     fn discard_next(
         &self,
         chunk: u32,
-        from: u32,
-        least: u32,
+        part: Range<u32>,
+        least: u64,
     ) -> Option<(u32, u32, Result<(), Error>)> {
         let _promises_wait = self.trimming.lock();
-        let (run, end) = self.space.take_run(chunk, from, least)?;
+        let (run, end) = self.space.take_run(chunk, part, least)?;
         let done = self.discard(run);
         self.space.give(run);
         Some((run.len, end, done))
@@ -469,12 +476,25 @@ fn not_used(chunks: &Range<u32>, error: &Error) {
     tracing::error!("free space of chunks {chunks:?} is not used: {error}");
 }
 
-/// Those of sorted chunks that have neighbours enough to be `least` in a row.
-fn in_long_runs(chunks: &[u32], least: usize) -> impl Iterator<Item = u32> {
-    let runs = chunks.chunk_by(|a, b| a + 1 == *b);
-    runs.filter(move |run| run.len() >= least)
+/// The blocks of a chunk that are in a range, which counts from the first block of chunk 0.
+fn part_of(range: &Range<u64>, chunk: u32, chunk_blocks: u32) -> Range<u32> {
+    let first = u64::from(chunk) * u64::from(chunk_blocks);
+    let place = |at: u64| at.saturating_sub(first).min(chunk_blocks.into()) as u32;
+    place(range.start)..place(range.end)
+}
+
+/// Those parts of sorted chunks that make at least `least` blocks with their neighbours.
+fn in_long_runs(
+    parts: &[(u32, Range<u32>)],
+    least: u64,
+) -> impl Iterator<Item = (u32, Range<u32>)> {
+    // Of a chunk with a neighbour in the range the part goes up to that.
+    let runs = parts.chunk_by(|(a, _), (b, _)| a + 1 == *b);
+    let blocks =
+        |run: &[(u32, Range<u32>)]| -> u64 { run.iter().map(|(_, p)| p.len() as u64).sum() };
+    runs.filter(move |run| blocks(run) >= least)
         .flatten()
-        .copied()
+        .cloned()
 }
 
 #[cfg(test)]
@@ -615,12 +635,27 @@ mod tests {
 
     #[test]
     fn neighbours_are_one_run() {
-        let chunks = [0, 1, 3, 5, 6, 7, 9];
-        let of = |least| in_long_runs(&chunks, least).collect::<Vec<_>>();
-        assert_eq!(of(0), chunks);
-        assert_eq!(of(1), chunks);
-        assert_eq!(of(2), [0, 1, 5, 6, 7]);
-        assert_eq!(of(3), [5, 6, 7]);
-        assert!(of(4).is_empty());
+        let parts = [0, 1, 3, 5, 6, 7, 9].map(|chunk| (chunk, 0..8));
+        let of = |least| -> Vec<u32> { in_long_runs(&parts, least).map(|(c, _)| c).collect() };
+        assert_eq!(of(0), [0, 1, 3, 5, 6, 7, 9]);
+        assert_eq!(of(8), [0, 1, 3, 5, 6, 7, 9]);
+        assert_eq!(of(9), [0, 1, 5, 6, 7]);
+        assert_eq!(of(16), [0, 1, 5, 6, 7]);
+        assert_eq!(of(17), [5, 6, 7]);
+        assert!(of(25).is_empty());
+        // Cut at both ends.
+        let parts = [(5, 6..8), (6, 0..8), (7, 0..1)];
+        assert_eq!(in_long_runs(&parts, 11).count(), 3);
+        assert_eq!(in_long_runs(&parts, 12).count(), 0);
+    }
+
+    #[test]
+    fn a_range_is_a_part_of_each_chunk() {
+        assert_eq!(part_of(&(0..u64::MAX), 3, 8), 0..8);
+        assert_eq!(part_of(&(13..14), 1, 8), 5..6);
+        assert_eq!(part_of(&(13..30), 1, 8), 5..8);
+        assert_eq!(part_of(&(13..30), 3, 8), 0..6);
+        assert!(part_of(&(13..30), 0, 8).is_empty() && part_of(&(13..30), 4, 8).is_empty());
+        assert!(part_of(&(13..13), 1, 8).is_empty());
     }
 }

@@ -156,11 +156,11 @@ fn an_allocation_passes_over_a_map_that_is_not_returned() {
     assert!(taken.iter().all(|extent| chunk_of(&store, extent) != lost));
     assert_eq!(free_blocks(&store), before - 3 * 64);
     // A discard passes over it as well.
-    assert!(store.trim(1).unwrap() > 0);
+    assert!(store.trim(0..u64::MAX, 1).unwrap() > 0);
     assert_eq!(free_blocks(&store), before - 3 * 64);
     world.devices[0].heal();
     let goal = Some(held[0].block);
-    store.trim(1).unwrap();
+    store.trim(0..u64::MAX, 1).unwrap();
     let mut promise = store.promise(8).unwrap();
     let reservation = store.reserve(&mut promise, 8, goal).unwrap();
     assert_eq!(reservation.extent().block, held[0].block);
@@ -173,7 +173,7 @@ fn a_discard_in_such_a_moment_costs_nothing() {
     let store = reopen(&world, store);
     let before = free_blocks(&store);
     world.devices[0].fail_reads(Times::Always, None);
-    store.trim(1).unwrap();
+    store.trim(0..u64::MAX, 1).unwrap();
     assert_eq!(free_blocks(&store), before);
     let struck = world.devices[0].struck().len();
     assert!((1..=FEW).contains(&struck), "{struck} reads");
@@ -189,7 +189,7 @@ fn a_chunk_that_cannot_be_retired_for_a_moment_keeps_its_space() {
     free(&store, held[..6].iter().copied());
     // Its maps are on the device, and what was freed becomes available behind it.
     store.checkpoint().unwrap();
-    store.trim(1).unwrap();
+    store.trim(0..u64::MAX, 1).unwrap();
     forget_maps(&store, &nids);
     let maps: Vec<Range<u64>> = held[..6]
         .iter()
@@ -205,7 +205,7 @@ fn a_chunk_that_cannot_be_retired_for_a_moment_keeps_its_space() {
     assert!(!world.devices[0].struck().is_empty());
     assert_eq!(free_blocks(&store), before);
     world.devices[0].heal();
-    store.trim(1).unwrap();
+    store.trim(0..u64::MAX, 1).unwrap();
     assert_eq!(free_blocks(&store), before);
     store.checkpoint().unwrap();
     store.sync().unwrap();

@@ -81,7 +81,7 @@ fn promises_hold_while_free_space_is_discarded() {
             }
             Ok(())
         }) as Hook);
-        store.trim(1).unwrap();
+        store.trim(0..u64::MAX, 1).unwrap();
         assert!(hook.lock().is_none(), "nothing is discarded");
     }
     assert!(store.failed().is_none());
@@ -107,7 +107,7 @@ fn space_that_is_being_discarded_is_not_missing() {
     }) as Hook);
     let outcomes = parallel(2, |me| {
         if me == 0 {
-            return store.trim(1).map(drop);
+            return store.trim(0..u64::MAX, 1).map(drop);
         }
         while !begun.load(Ordering::SeqCst) {
             yield_now();
@@ -126,7 +126,7 @@ fn what_could_not_be_discarded_is_not_told_as_discarded() {
     held.sort();
     free(&store, [held[0], held[2]]);
     store.sync().unwrap();
-    let all = store.trim(32).unwrap();
+    let all = store.trim(0..u64::MAX, 32).unwrap();
     let refuse = |times: u32| {
         let mut asked = 0;
         *hook.lock() = Some(Box::new(move || {
@@ -139,12 +139,12 @@ fn what_could_not_be_discarded_is_not_told_as_discarded() {
     };
     // Free runs of data chunks come first.
     refuse(1);
-    assert_eq!(store.trim(32).unwrap(), all - 32 * 4096);
+    assert_eq!(store.trim(0..u64::MAX, 32).unwrap(), all - 32 * 4096);
     refuse(u32::MAX);
-    let outcome = store.trim(32);
+    let outcome = store.trim(0..u64::MAX, 32);
     assert!(matches!(outcome, Err(Error::Device(_))), "{outcome:?}");
     *hook.lock() = None;
-    assert_eq!(store.trim(32).unwrap(), all);
+    assert_eq!(store.trim(0..u64::MAX, 32).unwrap(), all);
     assert!(store.failed().is_none());
 }
 
@@ -153,20 +153,59 @@ fn what_could_not_be_discarded_is_not_told_as_discarded() {
 fn runs_shorter_than_the_least_are_left_alone() {
     let world = World::new(26, &[64]);
     let store = world.open().unwrap();
-    let chunk = store.array().geometry().chunk_blocks;
+    let chunk = u64::from(store.array().geometry().chunk_blocks);
     // One chunk with data at its beginning; those behind it are free but for metadata at the end.
     let mut promise = store.promise(8).unwrap();
     let reservation = store.reserve(&mut promise, 8, None).unwrap();
     let mut op = store.begin(Need::Reclaim).unwrap();
     op.take(reservation);
     op.commit();
-    let all = store.trim(1).unwrap();
-    let rest = (chunk as u64 - 8) * 4096;
-    assert!(all > rest + 2 * chunk as u64 * 4096, "{all} bytes");
-    assert_eq!(store.trim(chunk - 8).unwrap(), all);
-    assert_eq!(store.trim(chunk - 7).unwrap(), all - rest);
-    let chunks = ((all - rest) / (chunk as u64 * 4096)) as u32;
-    assert_eq!(store.trim(chunks * chunk).unwrap(), all - rest);
-    assert_eq!(store.trim(chunks * chunk + 1).unwrap(), 0);
-    assert_eq!(store.trim(u32::MAX).unwrap(), 0);
+    let all = store.trim(0..u64::MAX, 1).unwrap();
+    let rest = (chunk - 8) * 4096;
+    assert!(all > rest + 2 * chunk * 4096, "{all} bytes");
+    assert_eq!(store.trim(0..u64::MAX, chunk - 8).unwrap(), all);
+    assert_eq!(store.trim(0..u64::MAX, chunk - 7).unwrap(), all - rest);
+    let chunks = (all - rest) / (chunk * 4096);
+    assert_eq!(store.trim(0..u64::MAX, chunks * chunk).unwrap(), all - rest);
+    assert_eq!(store.trim(0..u64::MAX, chunks * chunk + 1).unwrap(), 0);
+    assert_eq!(store.trim(0..u64::MAX, u64::MAX).unwrap(), 0);
+}
+
+/// All free space was discarded whatever range was asked for.
+#[test]
+fn what_is_outside_the_range_is_left_alone() {
+    let world = World::new(29, &[64]);
+    let store = world.open().unwrap();
+    let geometry = store.array().geometry();
+    let chunk = u64::from(geometry.chunk_blocks);
+    let mut promise = store.promise(8).unwrap();
+    let reservation = store.reserve(&mut promise, 8, None).unwrap();
+    let (data, _) = geometry.chunk_of(reservation.extent().block).unwrap();
+    let taken = reservation.extent().block.0 - geometry.chunk_start.0;
+    let mut op = store.begin(Need::Reclaim).unwrap();
+    op.take(reservation);
+    op.commit();
+    let trim = |range: std::ops::Range<u64>, least| store.trim(range, least).unwrap() / 4096;
+    let all = trim(0..u64::MAX, 1);
+    // Chunk by chunk, and in pieces that are cut out of chunks, it comes to the same.
+    let count = u64::from(geometry.chunk_count);
+    let total = count * chunk;
+    for piece in [chunk, 3 * chunk, 1000, total] {
+        let starts = (0..total).step_by(piece as usize);
+        let sum: u64 = starts.map(|start| trim(start..start + piece, 1)).sum();
+        assert_eq!(sum, all, "pieces of {piece}");
+    }
+    assert_eq!(trim(total..u64::MAX, 1), 0);
+    assert_eq!(trim(taken..taken + 8, 1), 0);
+    // A run in a data chunk is as long as it is in the range.
+    let first = u64::from(data) * chunk;
+    assert_eq!(trim(taken..taken + 8 + 20, 1), 20);
+    assert_eq!(trim(taken..taken + 8 + 20, 20), 20);
+    assert_eq!(trim(taken..taken + 8 + 20, 21), 0);
+    assert_eq!(trim(first..first + chunk, 1), chunk - 8);
+    // And so is one of free chunks.
+    let free = (0..count).find(|c| trim(c * chunk..(c + 2) * chunk, 1) == 2 * chunk);
+    let end = (free.unwrap() + 1) * chunk;
+    assert_eq!(trim(end - 5..end + 6, 11), 11);
+    assert_eq!(trim(end - 5..end + 6, 12), 0);
 }

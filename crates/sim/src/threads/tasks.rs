@@ -616,7 +616,7 @@ impl Task<'_> {
             38..=41 => self.mark(),
             42..=43 => self.juggle(),
             44..=49 => self.jostle(),
-            50 => Ok(self.fs.store().trim(1).map(drop)?),
+            50 => Ok(self.fs.store().trim(0..u64::MAX, 1).map(drop)?),
             52..=55 => self.fell(),
             _ => self.fs.tick(),
         }
