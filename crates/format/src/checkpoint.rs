@@ -23,7 +23,7 @@ layout! {
         pub crc: U32,
         /// 1: everything was on the devices and the journal empty when it was written.
         pub clean: U32,
-        /// The file system's UUID.
+        /// The UUID that the file system was made with.
         pub uuid: [u8; 16],
         /// Grows with every checkpoint, by 1, 3 or 5; slot = sequence mod 2.
         pub sequence: U64,

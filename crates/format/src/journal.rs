@@ -22,7 +22,7 @@ layout! {
         pub previous_crc: U32,
         /// Bytes of records.
         pub len: U32,
-        /// The file system's UUID.
+        /// The UUID that the file system was made with.
         pub uuid: [u8; 16],
         /// The mount that wrote it.
         pub mount_id: U64,
