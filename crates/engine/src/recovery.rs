@@ -229,7 +229,8 @@ pub fn outdated(array: &Array) -> Vec<Outdated> {
         }
         Err(_) => {
             let begun = array.newest_label().saturating_sub(1);
-            array.outdated(begun.max(newest_mount(array).unwrap_or(0)))
+            let told = newest_mount(array).map_or(0, |(newest, _)| newest);
+            array.outdated(begun.max(told))
         }
     }
 }
