@@ -58,7 +58,7 @@ impl Suite {
     }
 }
 
-/// Prints every suite's line, the failures' first lines, and the totals. True when nothing failed.
+/// Prints every suite's line, the failures' first lines, and the totals. True when something passed and nothing failed.
 pub fn summary(suites: &[Suite]) -> bool {
     println!("\nSummary");
     for suite in suites {
@@ -73,5 +73,28 @@ pub fn summary(suites: &[Suite]) -> bool {
     let passed: usize = suites.iter().map(|s| s.passed).sum();
     let failed: usize = suites.iter().map(|s| s.failed).sum();
     println!("{passed} passed, {failed} failed");
-    failed == 0
+    if passed + failed == 0 {
+        println!("FAILED: nothing was tested");
+    }
+    failed == 0 && passed > 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_no_success() {
+        assert!(!summary(&[]));
+        let mut suite = Suite::new("a");
+        suite.exclude("all", "not here");
+        assert!(!summary(&[suite]));
+        let mut suite = Suite::new("a");
+        suite.check::<String>("one", Ok(()));
+        assert!(summary(&[suite]));
+        let mut suite = Suite::new("a");
+        suite.check("one", Ok::<(), String>(()));
+        suite.check("other", Err("wrong"));
+        assert!(!summary(&[suite]));
+    }
 }

@@ -114,29 +114,67 @@ impl Drop for Offer {
     }
 }
 
-/// Runs the chosen suites and prints the summary. True when nothing failed.
-pub fn run(args: &TestArgs) -> Fallible<bool> {
-    let known = |name: &String| {
-        PLAIN.iter().any(|(n, _)| n == name) || MOUNTED.iter().any(|(n, ..)| n == name)
-    };
-    if let Some(unknown) = args.only.iter().find(|name| !known(name)) {
-        let names: Vec<_> = PLAIN.iter().map(|(n, _)| *n).collect();
-        let mounted: Vec<_> = MOUNTED.iter().map(|(n, ..)| *n).collect();
-        return Err(format!(
-            "there is no suite {unknown}; there are: {} {}",
-            names.join(" "),
-            mounted.join(" ")
-        ));
-    }
-    let chosen = |name: &str| args.only.is_empty() || args.only.iter().any(|n| n == name);
-    let mut done = Vec::new();
-    for (name, body) in PLAIN {
-        if chosen(name) && args.against.is_none() {
-            done.push(run_plain(name, *body, args)?);
+/// The suites that were asked for, in their order.
+struct Chosen {
+    plain: Vec<&'static (&'static str, Plain)>,
+    mounted: Vec<&'static (&'static str, Option<FuseIo>, Mounted)>,
+}
+
+/// Whoever names a suite gets it, or is told why not; and there is one at least.
+fn choose(args: &TestArgs) -> Fallible<Chosen> {
+    let is_plain = |name: &str| PLAIN.iter().any(|(n, _)| *n == name);
+    let mounted = |name: &str| MOUNTED.iter().find(|(n, ..)| *n == name);
+    for name in &args.only {
+        let left_out = match mounted(name) {
+            None if !is_plain(name) => return Err(unknown(name)),
+            None => args
+                .against
+                .is_some()
+                .then_some("--against leaves out, which has suites on a mount alone"),
+            Some(_) if args.quick => Some("--quick leaves out, which has none on a mount"),
+            Some((_, Some(FuseIo::Uring), _)) if args.against.is_some() => {
+                Some("--against leaves out, where it is the same as without -uring")
+            }
+            Some(_) => None,
+        };
+        if let Some(why) = left_out {
+            return Err(format!("--only names the suite {name}, which {why}"));
         }
     }
-    if !args.quick && MOUNTED.iter().any(|(name, ..)| chosen(name)) {
-        run_mounted(args, &chosen, &mut done)?;
+    if args.quick && args.against.is_some() {
+        return Err(
+            "--quick has no suite on a mount, and --against no other: nothing is left".to_owned(),
+        );
+    }
+    let asked = |name: &str| args.only.is_empty() || args.only.iter().any(|n| n == name);
+    let plain = PLAIN
+        .iter()
+        .filter(|(name, _)| asked(name) && args.against.is_none());
+    let mounted = MOUNTED.iter().filter(|(name, fuse_io, _)| {
+        let again = *fuse_io == Some(FuseIo::Uring) && args.against.is_some();
+        asked(name) && !args.quick && !again
+    });
+    Ok(Chosen {
+        plain: plain.collect(),
+        mounted: mounted.collect(),
+    })
+}
+
+fn unknown(name: &str) -> String {
+    let plain = PLAIN.iter().map(|(n, _)| *n);
+    let names: Vec<_> = plain.chain(MOUNTED.iter().map(|(n, ..)| *n)).collect();
+    format!("there is no suite {name}; there are: {}", names.join(" "))
+}
+
+/// Runs the chosen suites and prints the summary. True when something passed and nothing failed.
+pub fn run(args: &TestArgs) -> Fallible<bool> {
+    let chosen = choose(args)?;
+    let mut done = Vec::new();
+    for (name, body) in chosen.plain {
+        done.push(run_plain(name, *body, args)?);
+    }
+    if !chosen.mounted.is_empty() {
+        run_mounted(args, &chosen.mounted, &mut done)?;
     }
     Ok(report::summary(&done))
 }
@@ -149,7 +187,7 @@ fn run_plain(name: &str, body: Plain, args: &TestArgs) -> Fallible<Suite> {
 
 fn run_mounted(
     args: &TestArgs,
-    chosen: &dyn Fn(&str) -> bool,
+    chosen: &[&(&str, Option<FuseIo>, Mounted)],
     done: &mut Vec<Suite>,
 ) -> Fallible<()> {
     packages::require_mount_rights()?;
@@ -167,15 +205,12 @@ fn run_mounted(
         (None, None) => cargo::build_release()?,
     };
     let offer = Offer::make();
-    for (name, fuse_io, body) in MOUNTED {
-        if !chosen(name) {
-            continue;
-        }
+    for (name, fuse_io, body) in chosen {
         if *fuse_io == Some(FuseIo::Uring) && !offer.holds() {
             let mut suite = Suite::new(name);
             suite.exclude(name, "this kernel does not offer FUSE over io_uring");
             done.push(close(suite, Ok(()))?);
-        } else if *fuse_io != Some(FuseIo::Uring) || args.against.is_none() {
+        } else {
             done.push(run_on_mount(name, *fuse_io, *body, &context, &sheaf)?);
         }
     }
@@ -221,13 +256,16 @@ fn run_on_mount(
     close(suite, result)
 }
 
-/// A suite that could not go on counts as one more failure; an interruption ends the run.
+/// A suite that could not go on counts as one more failure, and one that has counted nothing fails; an interruption ends the run.
 fn close(mut suite: Suite, result: Fallible<()>) -> Fallible<Suite> {
     if process::interrupted() {
         return Err("interrupted".to_owned());
     }
     if let Err(error) = result {
         suite.fail(format!("cannot go on: {error}"));
+    }
+    if suite.passed + suite.failed + suite.excluded == 0 {
+        suite.fail("nothing was tested".to_owned());
     }
     suite.finish();
     Ok(suite)
@@ -245,6 +283,59 @@ pub fn script(log: &str, dir: &Path, text: &str, seconds: u64) -> Fallible<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: TestArgs,
+    }
+
+    fn chosen(words: &str) -> Fallible<Vec<&'static str>> {
+        let cli = Cli::parse_from(["test"].into_iter().chain(words.split_whitespace()));
+        let chosen = choose(&cli.args)?;
+        let plain = chosen.plain.iter().map(|(name, _)| *name);
+        Ok(plain
+            .chain(chosen.mounted.iter().map(|(name, ..)| *name))
+            .collect())
+    }
+
+    /// `--quick --only posix` was a success, and had tested nothing.
+    #[test]
+    fn a_suite_that_is_named_runs_or_is_refused() {
+        let all = PLAIN.len() + MOUNTED.len();
+        assert_eq!(chosen("").unwrap().len(), all);
+        assert_eq!(chosen("--quick").unwrap().len(), PLAIN.len());
+        assert_eq!(
+            chosen("--only full,posix,fmt").unwrap(),
+            ["fmt", "posix", "full"]
+        );
+        assert_eq!(chosen("--quick --only unit").unwrap(), ["unit"]);
+        assert_eq!(chosen("--against /mnt --only full").unwrap(), ["full"]);
+        let against = chosen("--against /mnt").unwrap();
+        assert_eq!(against[..3], ["posix", "mount", "demo"]);
+        assert!(!against.iter().any(|name| name.ends_with("-uring")));
+        for (words, told) in [
+            ("--only posx", "there is no suite posx"),
+            ("--quick --only posix", "posix, which --quick leaves out"),
+            ("--quick --only unit,posix", "posix, which --quick"),
+            ("--against /mnt --only unit", "unit, which --against"),
+            ("--against /mnt --only posix-uring", "posix-uring, which"),
+            ("--against /mnt --quick", "nothing is left"),
+        ] {
+            let refused = chosen(words).unwrap_err();
+            assert!(refused.contains(told), "{words}: {refused}");
+        }
+    }
+
+    #[test]
+    fn a_suite_that_counts_nothing_fails() {
+        let suite = close(Suite::new("empty"), Ok(())).unwrap();
+        assert_eq!((suite.failed, suite.passed), (1, 0));
+        let mut suite = Suite::new("excluded");
+        suite.exclude("all", "not here");
+        assert_eq!(close(suite, Ok(())).unwrap().failed, 0);
+    }
 
     /// One was missing, and nobody who was told the order of the others saw that.
     #[test]
