@@ -5,7 +5,7 @@
 //! must leave nothing that mounts.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -14,6 +14,7 @@ use base::rng::Rng;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::Context;
+use crate::process::Outcome;
 use crate::report::Suite;
 use crate::world::World;
 use crate::{Fallible, packages, process};
@@ -693,8 +694,11 @@ impl Drop for HelperNames {
 
 const MKFS_ROUNDS: u32 = 60;
 
+/// What commands end with where errors are left, and where they could not do their work: no panic, and no other code.
+const REFUSED: [i32; 2] = [4, 8];
+
 /// mkfs ends by a signal at a random moment, on empty images or on ones that hold an older
-/// file system. What opens afterwards must be one of the two, whole.
+/// file system. What opens afterwards must be one of the two, whole, and the rest must be refused in order.
 fn interrupted_mkfs(context: &Context, world: &World, suite: &mut Suite) -> Fallible<()> {
     let victim = Victim::new(world)?;
     let mut rng = Rng::new(context.args.seed);
@@ -708,7 +712,11 @@ fn interrupted_mkfs(context: &Context, world: &World, suite: &mut Suite) -> Fall
         let signal = *rng.pick(&[Signal::KILL, Signal::INT]);
         let status = victim.make(Some((after, signal)))?;
         died += u32::from(!status.success());
-        if let Err(error) = victim.check(status.success()) {
+        let ended = match ended_by(status, signal) {
+            true => Ok(()),
+            false => Err(format!("mkfs: {status}")),
+        };
+        if let Err(error) = ended.and_then(|()| victim.check(status.success())) {
             let micros = after.as_micros();
             suite.fail(format!("mkfs, {signal:?} after {micros} us: {error}"));
         }
@@ -774,15 +782,72 @@ impl<'a> Victim<'a> {
     fn check(&self, made: bool) -> Fallible<()> {
         let mut quick = Command::new(self.sheaf);
         quick.args(["fsck", "--quick"]).args(&self.images);
-        let opens = process::run("mkfs-quick", &mut quick, Duration::from_secs(60))?;
-        if !opens.success() {
+        let quick = process::run("mkfs-quick", &mut quick, Duration::from_secs(60))?;
+        if !opens(&quick)? {
             return match made {
-                true => opens.check("what mkfs made does not open"),
+                true => quick.check("what mkfs made does not open"),
                 false => Ok(()),
             };
         }
         let mut fsck = Command::new(self.sheaf);
         fsck.arg("fsck").args(&self.images);
         process::run("mkfs-fsck", &mut fsck, Duration::from_secs(60))?.check("opens, but fsck")
+    }
+}
+
+/// Whether this is an end of a mkfs that such a signal may have met: it was too late, it killed, or it was caught.
+fn ended_by(status: ExitStatus, signal: Signal) -> bool {
+    status.success()
+        || status.signal() == Some(signal.as_raw())
+        || (signal == Signal::INT && status.code() == Some(REFUSED[1]))
+}
+
+/// Whether fsck opens the array. One that neither opens it nor refuses it has failed.
+fn opens(fsck: &Outcome) -> Fallible<bool> {
+    let code = fsck.status.and_then(|status| status.code());
+    match code.is_some_and(|code| REFUSED.contains(&code)) {
+        true => Ok(false),
+        false => fsck.check("fsck --quick").map(|()| true),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stand_in(script: &str, limit: Duration) -> Outcome {
+        let mut sh = Command::new("sh");
+        sh.args(["-c", script]);
+        process::run("mkfs-stand-in", &mut sh, limit).unwrap()
+    }
+
+    /// A panic of fsck was taken for an array that does not open.
+    #[test]
+    fn who_refuses_an_array_says_so_by_its_exit_code() {
+        let ended = |script| opens(&stand_in(script, Duration::from_secs(60)));
+        assert_eq!(ended("exit 0"), Ok(true));
+        assert_eq!(ended("exit 4"), Ok(false));
+        assert_eq!(ended("exit 8"), Ok(false));
+        for script in ["exit 1", "exit 16", "exit 101", "kill -SEGV $$"] {
+            let error = ended(script).unwrap_err();
+            assert!(error.contains("fsck --quick"), "{script}: {error}");
+        }
+        let hung = stand_in("exec sleep 60", Duration::from_millis(1));
+        assert!(opens(&hung).unwrap_err().contains("its time limit"));
+    }
+
+    #[test]
+    fn an_interrupted_mkfs_ends_by_the_signal_or_in_order() {
+        let ended = |script, signal| {
+            let outcome = stand_in(script, Duration::from_secs(60));
+            ended_by(outcome.status.unwrap(), signal)
+        };
+        assert!(ended("exit 0", Signal::KILL));
+        assert!(ended("kill -KILL $$", Signal::KILL));
+        assert!(ended("kill -INT $$", Signal::INT));
+        assert!(ended("exit 8", Signal::INT));
+        assert!(!ended("exit 8", Signal::KILL));
+        assert!(!ended("exit 101", Signal::INT));
+        assert!(!ended("kill -SEGV $$", Signal::INT));
     }
 }
