@@ -94,7 +94,7 @@ fn make_large(mnt: &Path, i: usize) -> io::Result<()> {
 }
 
 /// The kernel gives up what it has cached of a file, but what it has not written yet: it asks the daemon for it again.
-fn forget(file: &File) -> io::Result<()> {
+pub(super) fn forget(file: &File) -> io::Result<()> {
     rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed)?;
     Ok(())
 }
