@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::{MachineArgs, Needs, Rig, commit, number, rows};
+use super::{MachineArgs, Needs, Program, Rig, number, rows};
 use crate::Fallible;
 
 const NEEDS: Needs = Needs {
@@ -59,7 +59,7 @@ pub struct FxmarkArgs {
 
 /// Measures, and prints what came of it.
 pub fn run(args: &FxmarkArgs) -> Fallible<()> {
-    let commit = commit();
+    let program = Program::of(&args.machine);
     let rig = Rig::ready(&args.machine, "fxmark.sh", &NEEDS)?;
     let timed = match args.runs {
         0 => None,
@@ -69,7 +69,7 @@ pub fn run(args: &FxmarkArgs) -> Fallible<()> {
         .map(|number| rig.counted(args, number))
         .collect::<Fallible<Vec<Value>>>()?;
     let results = Results {
-        commit,
+        program,
         timed,
         counted,
     };
@@ -122,7 +122,7 @@ impl Rig {
 
 /// What came of it.
 struct Results {
-    commit: Option<String>,
+    program: Program,
     /// Reports of `sheaf bench fxmark`.
     timed: Option<Value>,
     counted: Vec<Value>,
@@ -132,7 +132,8 @@ impl Results {
     fn json(&self) -> Value {
         json!({
             "suite": "rig-fxmark",
-            "commit": self.commit,
+            "commit": self.program.commit(),
+            "program": self.program.given(),
             "timed": self.timed,
             "counted": self.counted,
         })
@@ -140,13 +141,13 @@ impl Results {
 
     fn text(&self) -> String {
         let mut text = String::new();
-        let commit = self.commit.as_deref().unwrap_or("unknown");
+        let program = self.program.text();
         let first = self.timed.iter().chain(&self.counted).next();
         let kernel = first.and_then(|report| report["machine"]["kernel"].as_str());
         // Writing to a string does not fail.
         let _ = writeln!(
             text,
-            "Commit {commit}; Linux {} in the guest",
+            "{program}; Linux {} in the guest",
             kernel.unwrap_or("?")
         );
         if let Some(io) = first.and_then(io) {
@@ -291,7 +292,7 @@ mod tests {
     #[test]
     fn tables_have_what_is_known() {
         let results = Results {
-            commit: Some("abc".to_owned()),
+            program: Program::Built(Some("abc".to_owned())),
             timed: Some(report(6.0)),
             counted: vec![report(6.0), report(6.06)],
         };

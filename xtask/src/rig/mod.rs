@@ -121,6 +121,47 @@ fn build_static() -> Fallible<PathBuf> {
     Ok(process::target_dir().join(TARGET).join("release/sheaf"))
 }
 
+/// What is measured.
+enum Program {
+    /// Built of the sources that are there, of this commit if that is known.
+    Built(Option<String>),
+    /// Somebody else's, which says nothing of what it was built of.
+    Given(PathBuf),
+}
+
+impl Program {
+    /// The one that [`Rig::ready`] brings; to be asked before that, which takes a while.
+    fn of(args: &MachineArgs) -> Program {
+        match &args.sheaf {
+            Some(path) => Program::Given(path.clone()),
+            None => Program::Built(commit()),
+        }
+    }
+
+    /// For reports.
+    fn commit(&self) -> Option<&str> {
+        match self {
+            Program::Built(commit) => commit.as_deref(),
+            Program::Given(_) => None,
+        }
+    }
+
+    fn given(&self) -> Option<&Path> {
+        match self {
+            Program::Built(_) => None,
+            Program::Given(path) => Some(path),
+        }
+    }
+
+    /// For people.
+    fn text(&self) -> String {
+        match self {
+            Program::Built(commit) => format!("Commit {}", commit.as_deref().unwrap_or("unknown")),
+            Program::Given(path) => format!("Program {}, commit unknown", path.display()),
+        }
+    }
+}
+
 /// The commit of the sources that are there now, with a plus sign when they differ from it.
 fn commit() -> Option<String> {
     let git = |arguments: &[&str]| {
@@ -302,15 +343,32 @@ mod tests {
         assert_eq!(report_in("REPORT-BEGIN\nno object\nREPORT-END"), None);
     }
 
+    #[derive(clap::Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: MachineArgs,
+    }
+
+    /// The commit of the sources was told of any program.
+    #[test]
+    fn of_a_program_that_is_given_no_commit_is_told() {
+        use clap::Parser;
+
+        let program = |words: &[&str]| Program::of(&Cli::parse_from(words).args);
+        let given = program(&["rig", "--sheaf", "/tmp/sheaf"]);
+        assert_eq!(given.commit(), None);
+        assert_eq!(given.given(), Some(Path::new("/tmp/sheaf")));
+        assert_eq!(given.text(), "Program /tmp/sheaf, commit unknown");
+        let built = program(&["rig"]);
+        assert_eq!(built.commit(), commit().as_deref());
+        assert_eq!(built.given(), None);
+        assert_eq!(Program::Built(None).text(), "Commit unknown");
+    }
+
     #[test]
     fn a_machine_that_is_not_there_is_said_plainly() {
         use clap::Parser;
 
-        #[derive(Parser)]
-        struct Cli {
-            #[command(flatten)]
-            args: MachineArgs,
-        }
         let cli = Cli::parse_from(["rig", "--rig", "/no/such/folder"]);
         let error = Rig::new(&cli.args, "fxmark.sh").err().unwrap_or_default();
         assert!(error.contains("/no/such/folder/rig.sh"), "{error}");

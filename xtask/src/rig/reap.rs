@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::{MachineArgs, Needs, Rig, commit, number, rows};
+use super::{MachineArgs, Needs, Program, Rig, number, rows};
 use crate::Fallible;
 
 const NEEDS: Needs = Needs {
@@ -46,7 +46,7 @@ pub struct ReapArgs {
 
 /// Measures, and prints what came of it.
 pub fn run(args: &ReapArgs) -> Fallible<()> {
-    let commit = commit();
+    let program = Program::of(&args.machine);
     let rig = Rig::ready(&args.machine, "reap.sh", &NEEDS)?;
     let mut reports = Vec::new();
     for &us in &args.service {
@@ -59,7 +59,7 @@ pub fn run(args: &ReapArgs) -> Fallible<()> {
         let report = rig.run(&format!("rig-reap{us}"), &["--icount"], &job)?;
         reports.push((us, report));
     }
-    let results = Results { commit, reports };
+    let results = Results { program, reports };
     match args.json {
         true => println!("{:#}", results.json()),
         false => print!("{}", results.text()),
@@ -68,7 +68,7 @@ pub fn run(args: &ReapArgs) -> Fallible<()> {
 }
 
 struct Results {
-    commit: Option<String>,
+    program: Program,
     /// By microseconds that the device takes: reports of `sheaf bench reap`.
     reports: Vec<(u64, Value)>,
 }
@@ -82,17 +82,18 @@ impl Results {
         };
         json!({
             "suite": "rig-reap",
-            "commit": self.commit,
+            "commit": self.program.commit(),
+            "program": self.program.given(),
             "devices": self.reports.iter().map(report).collect::<Vec<Value>>(),
         })
     }
 
     fn text(&self) -> String {
-        let commit = self.commit.as_deref().unwrap_or("unknown");
+        let program = self.program.text();
         let kernel = self.reports.first();
         let kernel = kernel.and_then(|(_, report)| report["machine"]["kernel"].as_str());
         let mut text = format!(
-            "Commit {commit}; Linux {} in the guest, one instruction a nanosecond\n",
+            "{program}; Linux {} in the guest, one instruction a nanosecond\n",
             kernel.unwrap_or("?")
         );
         for (us, report) in &self.reports {
@@ -274,9 +275,11 @@ mod tests {
         assert_eq!(held(40), [false, true]);
         assert_eq!(held(90), [false, false, false, true, false, true]);
         let results = Results {
-            commit: None,
+            program: Program::Given("/tmp/sheaf".into()),
             reports: vec![(90, report())],
         };
+        assert_eq!(results.json()["commit"], Value::Null);
+        assert_eq!(results.json()["program"], "/tmp/sheaf");
         assert_eq!(results.json()["devices"][0]["bars"][0]["ok"], false);
         let text = results.text();
         assert!(
