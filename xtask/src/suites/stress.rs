@@ -33,9 +33,30 @@ pub fn stress_ng(context: &Context, world: &mut World, suite: &mut Suite) -> Fal
             .args([&format!("--{name}"), "1"]);
         let log = format!("stress-{name}");
         let outcome = process::run(&log, &mut command, Duration::from_secs(90))?;
-        suite.check(name, outcome.check("stress-ng"));
+        let passed = outcome.check("stress-ng");
+        suite.check(name, passed.and_then(|()| whole(&outcome.output)));
     }
     Ok(())
+}
+
+/// What stress-ng says where a stressor did not do what it is for; by its exit status it is a success then.
+const LEFT_OUT: [&str; 4] = [
+    "skipping",
+    "skipped",
+    "aborted early",
+    "No stress workers invoked",
+];
+
+/// A stressor that skips itself, or a part of what it does, has not passed.
+fn whole(output: &str) -> Fallible<()> {
+    // Newer versions always say how many were skipped.
+    let none = |line: &str| line.ends_with("skipped: 0");
+    let left_out = |line: &str| LEFT_OUT.iter().any(|words| line.contains(words));
+    match output.lines().find(|line| left_out(line) && !none(line)) {
+        Some(line) => Err(format!("left out: {line}")),
+        None if output.contains(" successful run completed") => Ok(()),
+        None => Err(format!("no run is told of\n{}", process::tail(output, 30))),
+    }
 }
 
 /// (name, options): every way in which fio can write and read back.
@@ -107,4 +128,36 @@ pub fn dbench(_: &Context, world: &mut World, suite: &mut Suite) -> Fallible<()>
         suite.check(name, result);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `fiemap`, which FUSE does not have, was among what had passed.
+    #[test]
+    fn a_stressor_that_skips_itself_has_not_passed() {
+        let said = |words: &str| {
+            let line = |text: &str| format!("stress-ng: info:  [838] {text}\n");
+            let ended = line("successful run completed in 1.22s");
+            whole(&(line("dispatching hogs: 1 verity") + &line(words) + &ended))
+        };
+        assert_eq!(said("verity: 42.00 rounds"), Ok(()));
+        assert_eq!(said("skipped: 0"), Ok(()));
+        for words in [
+            "fiemap: FS_IOC_FIEMAP not supported on the file system, skipping stressor, filesystem type: fuse",
+            "verity: verity is not supported on the file system or by the kernel, skipping stress test",
+            "chattr: chattr not supported on filesystem, skipping stressor",
+            "xattr stressor will be skipped, filesystem does not support xattr",
+            "skipped: 1: verity (1)",
+            "process [16065] (binderfs) aborted early, out of system resources",
+        ] {
+            let error = said(words).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        }
+        let none =
+            "stress-ng: error: [838] No stress workers invoked (one or more were unsupported)\n";
+        assert!(whole(none).unwrap_err().contains("No stress workers"));
+        assert!(whole("").unwrap_err().contains("no run is told of"));
+    }
 }
