@@ -200,7 +200,10 @@ fn run_mounted(
         exclusions: &exclusions,
     };
     let sheaf = match (&args.sheaf, &args.against) {
-        (Some(path), _) => path.clone(),
+        // Scripts run it in folders of their own.
+        (Some(path), _) => path
+            .canonicalize()
+            .map_err(|e| format!("{}: {e}", path.display()))?,
         (None, Some(_)) => PathBuf::new(),
         (None, None) => cargo::build_release()?,
     };
