@@ -37,7 +37,7 @@ pub enum Storage {
     Memory,
     /// Image files in this folder.
     Dir(PathBuf),
-    /// One loop device over an image file in this folder, or in memory, for all sides in turn.
+    /// One loop device over an image file in this folder, or in memory, for all sides in turn; every block of it was written.
     Loop(Option<PathBuf>),
     /// So many loop devices over image files of which every block was written, for all sides in turn.
     Loops(Option<PathBuf>, u64),
@@ -52,6 +52,15 @@ impl Storage {
             Storage::Memory => Storage::Loop(None),
             Storage::Dir(dir) => Storage::Loop(Some(dir)),
             same => same,
+        }
+    }
+
+    /// Where the files of loop devices are, and how many there are of them.
+    fn loops(&self) -> Option<(&Option<PathBuf>, u64)> {
+        match self {
+            Storage::Loop(dir) => Some((dir, 1)),
+            Storage::Loops(dir, count) => Some((dir, *count)),
+            _ => None,
         }
     }
 }
@@ -158,13 +167,9 @@ impl Place {
                 _ => {}
             }
         }
-        if let Storage::Loop(dir) = storage {
+        if let Some((dir, count)) = storage.loops() {
             let images = dir.clone().map_or(Storage::Memory, Storage::Dir);
-            return Place::new(&images, bytes, true, remedies)?.on_loop();
-        }
-        if let Storage::Loops(dir, count) = storage {
-            let images = dir.clone().map_or(Storage::Memory, Storage::Dir);
-            return Place::new(&images, bytes, true, remedies)?.on_loops(*count);
+            return Place::new(&images, bytes, true, remedies)?.on_loops(count);
         }
         if mounts && !is_root() {
             return Err(
@@ -234,15 +239,8 @@ impl Place {
         Ok(place)
     }
 
-    /// The same with a loop device over an image file for all sides.
-    fn on_loop(mut self) -> Result<Place, Error> {
-        let image = self.file("image");
-        device::create_image(&image, self.bytes)?;
-        self.attach(&image)?;
-        Ok(self)
-    }
-
-    /// The same with so many.
+    /// The same with so many loop devices over image files for all sides. A file that is made only as it is written to has whoever
+    /// comes first pay for its blocks.
     fn on_loops(mut self, count: u64) -> Result<Place, Error> {
         let mut images = self.written(count)?;
         for image in &images.paths {
@@ -563,7 +561,11 @@ mod tests {
         assert_eq!(array.paths, place.devices());
         assert!(array.paths[0].starts_with("/dev") && !array.images);
         assert!(check_size(&array.paths, 8 << 20, true, REMEDIES).is_ok());
-        drop((array, single, place));
+        // Every block was written.
+        let image = File::open(&place.below[0]).unwrap();
+        let hole = rustix::fs::seek(&image, rustix::fs::SeekFrom::Hole(0)).unwrap();
+        assert_eq!(hole, 8 << 20);
+        drop((array, single, place, image));
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
     }
 
