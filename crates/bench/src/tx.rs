@@ -20,7 +20,7 @@ use serde_json::Map;
 
 use crate::contract::{Check, Comparison, Report, Row, Spread};
 use crate::fsync::folder;
-use crate::meter::Meter;
+use crate::meter::{Meter, Span};
 use crate::target::{
     Disk, InProcess, KernelMount, Place, Posix, Remedies, SheafMount, Side, Storage, Target,
     only_on_devices,
@@ -29,7 +29,7 @@ use crate::timing::{Latencies, put_median};
 use crate::{Error, interrupt};
 
 /// Pages and files of a transaction.
-pub const SHAPES: [(usize, usize); 6] = [(1, 1), (4, 1), (64, 1), (2, 2), (8, 8), (64, 8)];
+pub const SHAPES: [(usize, usize); 7] = [(1, 1), (4, 1), (64, 1), (2, 2), (16, 4), (8, 8), (64, 8)];
 
 const PAGE: usize = 4096;
 const FILE_BYTES: u64 = 8 << 20;
@@ -176,7 +176,7 @@ fn groups(options: &Options) -> Vec<Vec<Series>> {
     };
     let mut groups: Vec<Vec<Series>> = Vec::new();
     for &shape in &options.shapes {
-        let name = format!("{}x4KiB in {}", shape.0, shape.1);
+        let name = shape_name(shape);
         let kernels = options.against.iter().cloned().map(Who::Kernel);
         let sides = [Who::Transactions, Who::Synced].into_iter().chain(kernels);
         groups.push(sides.map(|who| series(&name, who, shape)).collect());
@@ -350,26 +350,31 @@ impl Bench<'_> {
             .output()
             .map_err(|error| Error::io(program, error))?;
         let span = self.meter.since(start)?;
-        let failed = || {
+        let told = String::from_utf8_lossy(&output.stdout);
+        let outcome = rows_told(&told, &span).filter(|_| output.status.success());
+        outcome.ok_or_else(|| {
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            Error::Unable(format!("{}: {said}", program.display()))
-        };
-        let text = String::from_utf8_lossy(&output.stdout);
-        let mut numbers = text.split_whitespace().map(str::parse::<f64>);
-        let (Some(Ok(count)), Some(Ok(ns))) = (numbers.next(), numbers.next()) else {
-            return Err(failed());
-        };
-        // Some come before those that are counted, and a table.
-        let each = |all: Option<u64>| all.map_or(f64::NAN, |all| all as f64 / count);
-        Ok(Outcome {
-            rate: count / (ns / 1e9),
-            p50_us: f64::NAN,
-            p99_us: f64::NAN,
-            samples: f64::NAN,
-            bytes: each(span.written_bytes),
-            flushes: each(span.flushes),
+            let program = program.display();
+            Error::Unable(format!("{program} ({}): {told}{said}", output.status))
         })
     }
+}
+
+/// From what the program prints: transactions that it has timed, nanoseconds, and transactions in all. The account of the device
+/// has them all, and the making of a table besides.
+fn rows_told(text: &str, span: &Span) -> Option<Outcome> {
+    let mut numbers = text.split_whitespace().map(str::parse::<f64>);
+    let mut number = || numbers.next()?.ok();
+    let (count, ns, all) = (number()?, number()?, number()?);
+    let each = |sum: Option<u64>| sum.map_or(f64::NAN, |sum| sum as f64 / all);
+    Some(Outcome {
+        rate: count / (ns / 1e9),
+        p50_us: f64::NAN,
+        p99_us: f64::NAN,
+        samples: f64::NAN,
+        bytes: each(span.written_bytes),
+        flushes: each(span.flushes),
+    })
 }
 
 fn row(series: &Series) -> Row {
@@ -401,21 +406,104 @@ fn row(series: &Series) -> Row {
     }
 }
 
+fn shape_name((writes, files): (usize, usize)) -> String {
+    format!("{writes}x4KiB in {files}")
+}
+
+/// A transaction of so many pages in so many files is so many times as fast as the same on ext4 with an fdatasync for each file.
+const SHAPE_BAR: ((usize, usize), f64) = ((16, 4), 2.0);
 /// What SQLite has to gain from atomic writes, by journal.
 const BARS: [(&str, f64); 2] = [("ext4-rollback", 1.5), ("ext4-wal", 1.0)];
 
 fn checks(rows: &[Row]) -> Vec<Check> {
+    let (shape, bar) = SHAPE_BAR;
+    let shape = shape_name(shape);
+    let mut bars = vec![(&*shape, "sheaf", "ext4", bar)];
+    bars.extend(BARS.map(|(target, bar)| (SQLITE, "sheaf-mount", target, bar)));
     let find = |name: &str, target: &str| {
         let mut all = rows.iter();
         all.find(|row| row.name == name && row.target == target)
     };
     let mut checks = Vec::new();
-    for (target, bar) in BARS {
-        if let (Some(own), Some(other)) = (find(SQLITE, "sheaf-mount"), find(SQLITE, target)) {
-            let name = format!("{SQLITE} by {target}");
+    for (name, own, target, bar) in bars {
+        if let (Some(own), Some(other)) = (find(name, own), find(name, target)) {
+            let what = format!("{name} by {target}");
             let quotient = own.quotients(other);
-            checks.push(Check::new(name, quotient, Comparison::AtLeast, bar));
+            checks.push(Check::new(what, quotient, Comparison::AtLeast, bar));
         }
     }
     checks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rates of two turns.
+    fn row(name: &str, target: &str, rates: [f64; 2]) -> Row {
+        let mut extra = Map::new();
+        Row::note_rates(&mut extra, rates);
+        let Spread { median, min, max } = Spread::of(rates);
+        Row {
+            name: name.to_owned(),
+            target: target.to_owned(),
+            threads: 1,
+            unit: "tx/s",
+            median,
+            min,
+            max,
+            runs: 2,
+            extra,
+        }
+    }
+
+    /// The bar of transactions was judged by nothing.
+    #[test]
+    fn transactions_and_sqlite_are_judged_beside_ext4() {
+        assert!(SHAPES.contains(&SHAPE_BAR.0));
+        let (shape, sqlite) = ("16x4KiB in 4", "sqlite row");
+        let rows = [
+            row(shape, "sheaf", [900.0, 2100.0]),
+            row(shape, "sheaf-fdatasync", [300.0, 700.0]),
+            row(shape, "ext4", [300.0, 1000.0]),
+            row("64x4KiB in 8", "sheaf", [1.0, 1.0]),
+            row("64x4KiB in 8", "ext4", [1.0, 1.0]),
+            row(sqlite, "sheaf-mount", [2000.0, 2000.0]),
+            row(sqlite, "ext4-rollback", [1000.0, 1000.0]),
+            row(sqlite, "ext4-wal", [4000.0, 4000.0]),
+        ];
+        let found = checks(&rows);
+        let found: Vec<_> = found
+            .iter()
+            .map(|c| (&*c.name, c.value, c.bar, c.ok))
+            .collect();
+        let wanted = [
+            ("16x4KiB in 4 by ext4", 2.55, 2.0, true),
+            ("sqlite row by ext4-rollback", 2.0, 1.5, true),
+            ("sqlite row by ext4-wal", 0.5, 1.0, false),
+        ];
+        assert_eq!(found, wanted);
+        let slow = [
+            row(shape, "sheaf", [500.0, 500.0]),
+            row(shape, "ext4", [300.0, 300.0]),
+        ];
+        assert!(!checks(&slow)[0].ok);
+        assert!(checks(&slow[..1]).is_empty());
+    }
+
+    /// Flushes and bytes of 200 transactions before were taken for some of those that are timed.
+    #[test]
+    fn what_the_device_has_done_is_of_all_transactions() {
+        let span = Span {
+            seconds: 1.0,
+            busy_seconds: None,
+            written_bytes: Some(6_000_000),
+            flushes: Some(1200),
+        };
+        let outcome = rows_told("1000 500000000 1200\n", &span).unwrap();
+        assert_eq!(outcome.rate, 2000.0);
+        assert_eq!((outcome.bytes, outcome.flushes), (5000.0, 1.0));
+        assert!(rows_told("1000 500000000\n", &span).is_none());
+        assert!(rows_told("", &span).is_none());
+    }
 }

@@ -35,7 +35,8 @@ enum Task {
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
-    /// Time transactions of one row in a new database; prints how many there were, and nanoseconds
+    /// Time transactions of one row in a new database; prints how many there were, nanoseconds, and how many there were with
+    /// those before, which are not timed
     Rows {
         file: PathBuf,
         #[arg(long, value_enum)]
@@ -92,10 +93,24 @@ fn kill(runs: u32, seed: u64) -> Fallible<()> {
 
 /// Bytes of a row.
 const ROW: &[u8] = &[42; 100];
-/// Rows before those that count.
+/// Rows before those that are timed.
 const FIRST: i64 = 200;
 
+/// Transactions that are timed, and how long they took.
+struct Timed {
+    count: i64,
+    ns: u64,
+    /// With those before.
+    all: i64,
+}
+
 fn rows(file: &std::path::Path, journal: JournalName, time: Duration) -> Fallible<()> {
+    let Timed { count, ns, all } = timed(file, journal, time)?;
+    println!("{count} {ns} {all}");
+    Ok(())
+}
+
+fn timed(file: &std::path::Path, journal: JournalName, time: Duration) -> Fallible<Timed> {
     let journal = match journal {
         JournalName::Rollback => Journal::Rollback,
         JournalName::Wal => Journal::Wal,
@@ -115,8 +130,29 @@ fn rows(file: &std::path::Path, journal: JournalName, time: Duration) -> Fallibl
             start = now;
         }
         if number > FIRST && now - start >= time.as_nanos() as u64 {
-            println!("{} {}", number - FIRST, now - start);
-            return Ok(());
+            return Ok(Timed {
+                count: number - FIRST,
+                ns: now - start,
+                all: number,
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_transactions_are_told_beside_those_that_are_timed() {
+        let home = tempfile::tempdir().unwrap();
+        for journal in [JournalName::Rollback, JournalName::Wal] {
+            let file = home.path().join(format!("{}.db", journal as u8));
+            let timed = timed(&file, journal, Duration::from_millis(1)).unwrap();
+            assert!(timed.count > 0 && timed.ns >= 1_000_000);
+            assert_eq!(timed.all, timed.count + FIRST);
+            let database = Database::open(&file, Journal::Rollback).unwrap();
+            assert_eq!(database.number("SELECT count(*) FROM line"), Ok(timed.all));
         }
     }
 }
