@@ -235,7 +235,7 @@ impl Engine {
         }
     }
 
-    /// What fio does in that time. Its latencies are those of its own histogram, of a few points.
+    /// What fio does in that time. Its latencies are those of its own histogram, of each transfer.
     fn window(
         self,
         subject: &Subject,
@@ -245,7 +245,7 @@ impl Engine {
     ) -> Result<Window, Error> {
         let depth = group.depth;
         let mut fio = Command::new("fio");
-        fio.args(["--name=reap", "--direct=1", "--output-format=json"])
+        fio.args(["--name=reap", "--direct=1", "--output-format=json+"])
             // A job that leaves the caches alone, and whose CPU time is that of one thread.
             .args(["--time_based", "--thread", "--invalidate=0"])
             .args(["--norandommap", "--lat_percentiles=1"])
@@ -277,30 +277,97 @@ impl Engine {
         }
         let said: Value = serde_json::from_slice(&output.stdout)
             .map_err(|e| Error::Unable(format!("fio says what is not understood: {e}")))?;
-        Ok(told(&said["jobs"][0], group))
+        told(&said["jobs"][0], group)
     }
 }
 
-fn told(job: &Value, group: Group) -> Window {
+/// A window of what fio says of its job. A sample is a transfer, as fio has timed it.
+fn told(job: &Value, group: Group) -> Result<Window, Error> {
     let side = match group.write {
         None => &job["read"],
         Some(_) => &job["write"],
     };
-    let number = |value: &Value| value.as_f64().unwrap_or(0.0);
-    let seconds = number(&side["runtime"]) / 1e3;
+    let missing = |what: &str| Error::Unable(format!("fio does not say {what}"));
+    let number = |of: &Value, key: &str| of[key].as_f64().ok_or_else(|| missing(key));
+    let seconds = number(side, "runtime")? / 1e3;
     let mut times = super::histogram();
-    let points = &side["lat_ns"]["percentile"];
-    for (key, count) in [("50.000000", 90), ("99.000000", 9), ("99.900000", 1)] {
-        let ns = number(&points[key]) as u64;
+    let bins = side["lat_ns"]["bins"].as_object();
+    for (ns, count) in bins.ok_or_else(|| missing("bins"))? {
+        let bin = ns.parse::<u64>().ok().zip(count.as_u64());
+        let (ns, count) = bin.ok_or_else(|| missing("bins"))?;
         times.saturating_record_n(ns.max(1), count);
     }
-    let cpu = number(&job["usr_cpu"]) + number(&job["sys_cpu"]);
-    Window {
-        transfers: number(&side["total_ios"]) as u64,
+    let cpu = number(job, "usr_cpu")? + number(job, "sys_cpu")?;
+    Ok(Window {
+        transfers: number(side, "total_ios")? as u64,
         seconds: seconds.max(1e-3),
         cpu: cpu / 100.0 * seconds,
         machine: None,
         times,
         reaped: None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// As fio 3.33 has it, of `count` transfers; the slowest hundredth take 3.9 µs and more.
+    fn job(count: u64) -> Value {
+        let slow = count / 100;
+        let slowest = slow / 10;
+        json!({
+            "read": {"total_ios": 0, "runtime": 0, "lat_ns": {"N": 0}},
+            "write": {
+                "total_ios": count, "runtime": 220,
+                "lat_ns": {"N": count, "bins": {
+                    "502": count - slow, "3920": slow - slowest, "8640": slowest,
+                }},
+            },
+            "usr_cpu": 6.4, "sys_cpu": 10.0,
+        })
+    }
+
+    fn row(windows: &[Value]) -> crate::contract::Row {
+        let mut series = Engine::Psync.series("file");
+        for job in windows {
+            series.windows.push(told(job, DURABLE).unwrap());
+        }
+        series.row("transfers/s")
+    }
+
+    /// All windows had a hundred samples, of three points, which is too few for the 99th percentile.
+    #[test]
+    fn latencies_of_fio_are_those_of_all_its_transfers() {
+        let row = row(&[job(40_000), job(20_000)]);
+        let extra = |key: &str| row.extra[key].as_f64().unwrap();
+        assert_eq!(extra("samples"), 60_000.0);
+        assert!((extra("p50_us") - 0.5).abs() < 0.01, "{row:?}");
+        // Of the whole windows a hundredth is slow, and that begins behind the 99th percentile.
+        assert!((extra("p99_us") - 0.5).abs() < 0.01, "{row:?}");
+        assert!((extra("p999_us") - 3.92).abs() < 0.01, "{row:?}");
+        assert_eq!(row.max, 40_000.0 / 0.22);
+        assert!((extra("cpu_percent") - 16.4).abs() < 0.01, "{row:?}");
+    }
+
+    #[test]
+    fn few_transfers_of_fio_are_few_samples() {
+        let row = row(&[job(900)]);
+        assert_eq!(row.extra["samples"], 900.0);
+        assert!(row.extra.contains_key("p50_us") && !row.extra.contains_key("p99_us"));
+    }
+
+    #[test]
+    fn what_fio_does_not_say_is_an_error() {
+        let whole = job(1000);
+        for key in ["total_ios", "runtime", "lat_ns"] {
+            let mut job = whole.clone();
+            job["write"].as_object_mut().unwrap().remove(key);
+            assert!(matches!(told(&job, DURABLE), Err(Error::Unable(_))));
+        }
+        assert!(matches!(told(&json!({}), DURABLE), Err(Error::Unable(_))));
+        // It did nothing of that kind.
+        assert!(told(&whole, Group::reads(4096, 1)).is_err());
     }
 }
