@@ -70,6 +70,13 @@ impl Options {
         if !(1..=1000).contains(&self.runs) {
             return usage("--runs takes a number from 1 to 1000");
         }
+        let is_btrfs =
+            |target: &Target| matches!(target, Target::Kernel(Kernel::Btrfs | Kernel::BtrfsRaid0));
+        if self.against.iter().any(is_btrfs) {
+            return usage(
+                "a mount of btrfs does not tell its device, so that nobody counts what it writes",
+            );
+        }
         crate::target::only_on_devices(&self.against, "tmpfs writes to no device")
     }
 }
@@ -517,9 +524,11 @@ mod tests {
             checkpoints: 2,
             ..options(home.path())
         }));
-        assert!(refused(Options {
-            against: vec![Target::Kernel(Kernel::Tmpfs)],
-            ..options(home.path())
-        }));
+        for kernel in [Kernel::Tmpfs, Kernel::Btrfs, Kernel::BtrfsRaid0] {
+            assert!(refused(Options {
+                against: vec![Target::Kernel(Kernel::Ext4), Target::Kernel(kernel)],
+                ..options(home.path())
+            }));
+        }
     }
 }

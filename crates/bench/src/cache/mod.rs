@@ -113,6 +113,13 @@ impl Options {
         if self.threads.is_empty() || self.threads.iter().any(|n| !(1..=128).contains(n)) {
             return usage("--threads takes numbers from 1 to 128");
         }
+        let (least, most) = (Duration::from_millis(1), Duration::from_secs(3600));
+        if self.time < least || self.time > most {
+            return usage("--seconds takes a number from 0.001 to 3600");
+        }
+        if self.has(Part::Cost) && (self.warm_up < least || self.warm_up > most) {
+            return usage("--warm-up takes a number from 0.001 to 3600");
+        }
         if !(1..=1000).contains(&self.runs) {
             return usage("--runs takes a number from 1 to 1000");
         }
@@ -571,6 +578,30 @@ mod tests {
         }
         assert!((hits("lru-in-sets", Load::Zipf) - lru).abs() < 1.0);
         assert!(hits("lfu", Load::Shift) < hits(policies::LRU, Load::Shift));
+    }
+
+    /// None was refused: windows of no time, and of more than anybody waits for.
+    #[test]
+    fn times_out_of_their_bounds_are_usage_errors() {
+        let home = tempfile::tempdir().unwrap();
+        let refused = |options: Options| matches!(options.check(), Err(Error::Usage(_)));
+        assert!(!refused(options(home.path())));
+        for time in [Duration::ZERO, Duration::from_secs(3601), Duration::MAX] {
+            assert!(refused(Options {
+                time,
+                ..options(home.path())
+            }));
+            assert!(refused(Options {
+                warm_up: time,
+                ..options(home.path())
+            }));
+        }
+        let fitting = Duration::from_secs(3600);
+        assert!(!refused(Options {
+            time: fitting,
+            warm_up: fitting,
+            ..options(home.path())
+        }));
     }
 
     #[test]
