@@ -212,6 +212,14 @@ impl<C: Content> Promise<'_, C> {
         std::mem::take(&mut self.blocks)
     }
 
+    /// Blocks that were reserved out of a promise and are not used are a part of it again, and nobody's in between.
+    pub fn take_back(&mut self, mut reservation: Reservation<'_, C>) {
+        reservation.taken = true;
+        let extent = reservation.extent;
+        self.blocks += u64::from(extent.len);
+        self.store.space.give_promised(extent);
+    }
+
     pub(crate) fn consume(&mut self, blocks: u64) {
         let consumed = blocks.min(self.blocks);
         self.blocks -= consumed;

@@ -634,6 +634,13 @@ impl Space {
         self.totals.give(given);
     }
 
+    /// The same for who has them promised again: nobody else can have them in between (totals, invariant 2). What is damaged meanwhile is
+    /// promised all the same, and missing like everything that damage takes away.
+    pub fn give_promised(&self, extent: Extent) {
+        self.totals.promise_again(extent.len.into());
+        self.give(extent);
+    }
+
     /// Blocks freed in `epoch`; available once it is durable.
     pub fn freed(&self, epoch: u64, extents: &[Extent]) {
         if extents.is_empty() {

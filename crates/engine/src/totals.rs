@@ -7,7 +7,8 @@
 //! 2. What moves from one number to another leaves the one before it enters the other: blocks of
 //!    a converted chunk, and those that a promise is redeemed for. Who looks at the other number
 //!    first sees too little meanwhile, never the same block twice. Blocks of a retired chunk move
-//!    the other way, but only when what is promised, tried promises included, does without them.
+//!    the other way, but only when what is promised, tried promises included, does without them. Those that were taken for a promise
+//!    and go back to it are promised before they are available.
 //! 3. A chunk that is being converted counts as free for promises until its blocks are available, and for nobody else:
 //!    its map may wait for a checkpoint.
 
@@ -79,6 +80,12 @@ impl Totals {
     /// Gives up a promise, or what was taken for it ([`Totals::take`] comes before).
     pub fn unpromise(&self, blocks: u64) {
         self.promised.fetch_sub(blocks as i64, Ordering::SeqCst);
+    }
+
+    /// Blocks that were taken for a promise are about to be available again, and promised still: [`Totals::give`] comes after, so that nobody
+    /// finds them available and not promised.
+    pub fn promise_again(&self, blocks: u64) {
+        self.promised.fetch_add(blocks as i64, Ordering::SeqCst);
     }
 
     /// Blocks that a promise covers are taken, or available ones are lost.

@@ -213,6 +213,26 @@ fn a_block_is_not_promised_again_while_it_is_taken() {
     });
 }
 
+/// Of two blocks that were taken for a promise and are not used, none is for somebody else on the way back to it.
+///
+/// Found when broken: `give` before `promise_again`, as it was (a write was accepted for which there was room no more once the one
+/// before it was tried again).
+#[test]
+fn a_block_that_goes_back_to_its_promise_is_nobodys_in_between() {
+    check(3, || {
+        let totals = Totals::new(2, 0, 0, 4);
+        assert!(totals.try_promise(2));
+        totals.take(2);
+        totals.unpromise(2);
+        let (granted, totals) = promise_beside(totals, 1, |totals| {
+            totals.promise_again(2);
+            totals.give(2);
+        });
+        assert!(!granted);
+        assert_eq!(totals.promisable(), 0);
+    });
+}
+
 /// The one free chunk becomes a data chunk, or the reverse, while somebody wants more than it has.
 ///
 /// Found when broken: `promisable` looking at the free chunks before what is available, as it did

@@ -364,6 +364,36 @@ impl Files {
         })
     }
 
+    /// The same beside what is in hand, of which it takes as many as there are.
+    fn promise_beside<'s>(
+        &'s self,
+        in_hand: &mut Promised<'s>,
+        blocks: u64,
+    ) -> Result<Promised<'s>, Error> {
+        let given = in_hand.give(blocks);
+        match self.promise(blocks - given) {
+            Ok(mut promise) => {
+                promise.blocks += given;
+                Ok(promise)
+            }
+            Err(error) => {
+                in_hand.blocks += given;
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes blocks out of what is promised to a file, for who holds its I/O lock alone and has just had them promised to it.
+    fn out_of_promise(&self, state: &FileState, blocks: u64) -> Promised<'_> {
+        let mut meta = state.meta.lock();
+        let blocks = blocks.min(meta.promised);
+        meta.promised -= blocks;
+        Promised {
+            files: self,
+            blocks,
+        }
+    }
+
     /// Gives back promised blocks that no dirty page needs. The caller holds the I/O lock so
     /// that no write is between its promise and its pages.
     fn trim_promise(&self, state: &base::sync::Arc<FileState>) {

@@ -367,10 +367,10 @@ impl<'a> Group<'a> {
         } = &mut self.members[at];
         match std::mem::replace(target, Target::None) {
             Target::New(extents) => {
-                let blocks = blocks_of(&extents);
-                self.reserved.retain(|(member, _)| *member != at);
-                state.meta.lock().promised += (pages.len() - blocks) as u64;
-                self.files.promise_again(state, blocks as u64);
+                let missing = pages.len() - blocks_of(&extents);
+                let mine = self.reserved.extract_if(.., |(member, _)| *member == at);
+                self.files.take_back(state, mine.map(|(_, blocks)| blocks));
+                state.meta.lock().promised += missing as u64;
             }
             Target::Mapped(layout) => self.files.unreserve(state, layout),
             Target::Logged | Target::None => {}

@@ -464,6 +464,17 @@ impl Files {
         offset: u64,
         data: &[u8],
     ) -> Result<usize, Error> {
+        self.write_promised(state, offset, data, &mut self.promise(0)?)
+    }
+
+    /// The same for who has blocks promised already, which it uses before others.
+    pub(super) fn write_promised<'s>(
+        &'s self,
+        state: &Arc<FileState>,
+        offset: u64,
+        data: &[u8],
+        in_hand: &mut Promised<'s>,
+    ) -> Result<usize, Error> {
         let end = offset.saturating_add(data.len() as u64).min(SIZE_MAX);
         if end <= offset {
             return Err(Error::FileTooLarge);
@@ -476,11 +487,11 @@ impl Files {
                 let stop = (at / STEP * STEP).saturating_add(STEP).min(end);
                 let upto = &data[..(stop - offset) as usize];
                 let part = &upto[(at - offset) as usize..];
-                match self.write_step(state, &mut at, part, now_ns) {
+                match self.write_step(state, &mut at, part, (now_ns, in_hand)) {
                     Ok(()) => {}
                     Err(Error::NoSpace) => {
                         let rest = &upto[(at - offset) as usize..];
-                        return self.write_pages(state, &mut at, rest, now_ns);
+                        return self.write_pages(state, &mut at, rest, (now_ns, in_hand));
                     }
                     Err(error) => return Err(error),
                 }
@@ -524,30 +535,30 @@ impl Files {
     }
 
     /// Writes page by page where a whole step found no space, as far as it goes.
-    fn write_pages(
-        &self,
+    fn write_pages<'s>(
+        &'s self,
         state: &Arc<FileState>,
         at: &mut u64,
         part: &[u8],
-        now_ns: u64,
+        (now_ns, in_hand): (u64, &mut Promised<'s>),
     ) -> Result<(), Error> {
         let (start, end) = (*at, *at + part.len() as u64);
         while *at < end {
             let stop = ((*at / PAGE + 1) * PAGE).min(end);
             let bytes = &part[(*at - start) as usize..(stop - start) as usize];
-            self.write_step(state, at, bytes, now_ns)?;
+            self.write_step(state, at, bytes, (now_ns, in_hand))?;
         }
         Ok(())
     }
 
     /// Writes bytes within one step: promises what is needed, then fills pages. `at` is where, and goes on as far as bytes are
     /// written, however this ends.
-    fn write_step(
-        &self,
+    fn write_step<'s>(
+        &'s self,
         state: &Arc<FileState>,
         at: &mut u64,
         data: &[u8],
-        now_ns: u64,
+        (now_ns, in_hand): (u64, &mut Promised<'s>),
     ) -> Result<(), Error> {
         let (offset, end) = (*at, *at + data.len() as u64);
         let pages = pages_of(offset..end);
@@ -555,7 +566,7 @@ impl Files {
         let holes = self.holes(state, pages.clone())?;
         // Held apart from the file's promise until the pages are dirty: a write-back in
         // between gives back what no dirty page needs.
-        let mut promise = match self.promise(holes.pages()) {
+        let mut promise = match self.promise_beside(in_hand, holes.pages()) {
             Err(Error::NoSpace) if self.write_through(state, offset, data)? => {
                 *at = end;
                 return Ok(());

@@ -7,8 +7,9 @@
 //! ([`engine::Op::vouch`]), whoever leads the commit writes both, and one flush makes both durable.
 //!
 //! When a write fails the failure is latched on the file. Its pages stay dirty, and are
-//! tried again, until the last handle is closed; then they are dropped (see `settle_failed`). What a record vouches for is clean as
-//! soon as that is staged; if its write fails, the commit does, and the store with it.
+//! tried again, until the last handle is closed; then they are dropped (see `settle_failed`). Until then they have their room: blocks that were
+//! reserved for them and are not used are promised to them again, and nobody else can have them in between (`Files::take_back`).
+//! What a record vouches for is clean as soon as that is staged; if its write fails, the commit does, and the store with it.
 
 mod layout;
 mod replace;
@@ -36,7 +37,7 @@ use device::{Durability, Io};
 use engine::cache::{Backing, PageState, Stamp};
 use engine::{Epoch, Need, NewData, Op, Reservation, Slot};
 use format::{BLOCK_SIZE, Damage};
-use layout::{Segment, Target, blocks_of, blocks_written, changes_of, new_data};
+use layout::{Segment, Target, blocks_written, changes_of, new_data};
 use std::ops::Range;
 
 /// Dirty pages that one batch takes at most; see [`Files::batch_pages`].
@@ -586,12 +587,12 @@ impl Files {
         tail: Option<u64>,
         written: Written,
     ) -> Result<(), Error> {
-        let reserved = blocks_of(&layout.reservations);
         let changes = changes_of(&layout.segments);
-        let reservations = layout.reservations;
-        let outcome = self.log_written(state, changes, reservations, size, tail, Some(written));
+        let mut reservations = layout.reservations;
+        let outcome =
+            self.log_written(state, changes, &mut reservations, size, tail, Some(written));
         if outcome.is_err() {
-            self.promise_again(state, reserved);
+            self.take_back(state, reservations);
         }
         outcome
     }
@@ -759,20 +760,21 @@ impl Files {
         &self,
         state: &Arc<FileState>,
         changes: Vec<Change>,
-        reservations: Vec<Reservation<'_, FsNode>>,
+        mut reservations: Vec<Reservation<'_, FsNode>>,
         size: u64,
     ) -> Result<(), Error> {
         let tail = self.tail_page(state)?;
         let tail = tail.filter(|page| changes.iter().any(|c| c.pages.contains(page)));
-        self.log_written(state, changes, reservations, size, tail, None)
+        self.log_written(state, changes, &mut reservations, size, tail, None)
     }
 
-    /// As `log_changes`, of data that was `written`. With the page of a `tail` that ends by this.
+    /// As `log_changes`, of data that was `written`. With the page of a `tail` that ends by this. After an error the reservations are
+    /// the caller's still.
     fn log_written(
         &self,
         state: &Arc<FileState>,
         changes: Vec<Change>,
-        reservations: Vec<Reservation<'_, FsNode>>,
+        reservations: &mut Vec<Reservation<'_, FsNode>>,
         size: u64,
         tail: Option<u64>,
         written: Option<Written>,
@@ -787,7 +789,7 @@ impl Files {
             true => None,
             false => Some(extents::plan(&self.store, &mut op, slot, changes)?),
         };
-        for reservation in reservations {
+        for reservation in reservations.drain(..) {
             op.take(reservation);
         }
         if let Some(plan) = plan {

@@ -21,14 +21,15 @@
 //! 3. A piece's record is logged after it has landed, and after those of all before it. Until then a file's size in memory is ahead of its inode, as it is with
 //!    dirty pages.
 //! 4. A piece that failed goes through the cache, as any write of a stream does, and so do those behind it that make the file longer: no record maps
-//!    what lies behind a size that is not home. What finds no place there either is lost, and that is latched on the file.
+//!    what lies behind a size that is not home. The room that a piece was accepted for stays promised to it on the way there, though the array is full.
+//!    What finds no place there all the same is lost, and that is latched on the file.
 //! 5. All pieces together are no more than one part in [`SHARE`] of the cache. A seat without pieces is anybody's; its ring and memory stay.
 //! 6. A handle that is closed ends its file's pieces, and so does a tick that finds a seat as the last one left it: what nobody waits for is
 //!    not held for long.
 
 use super::super::file::FileState;
 use super::super::writeback::{Layout, Parts};
-use super::super::{Files, PAGE, pages_of};
+use super::super::{Files, PAGE, Promised, pages_of};
 use crate::Error;
 use base::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use base::canary::{Canary, planted};
@@ -65,10 +66,12 @@ struct Piece {
 }
 
 /// A piece that is to go through the cache.
-struct Failed {
+struct Failed<'s> {
     pages: Range<u64>,
     grows: bool,
     memory: AlignedBuf,
+    /// What it was accepted for.
+    promise: Promised<'s>,
 }
 
 impl Piece {
@@ -569,14 +572,14 @@ impl Files {
             let mut meta = state.meta.lock();
             meta.size = meta.size.min(first.pages.start * PAGE);
         }
-        for piece in failed {
-            self.write_instead(state, &piece);
+        for mut piece in failed {
+            self.write_instead(state, &mut piece);
             self.memory.give(piece.memory);
         }
     }
 
     /// Logs a piece that has landed. An error: it has failed.
-    fn log_piece(&self, state: &Arc<FileState>, piece: Piece) -> Result<(), (Failed, Error)> {
+    fn log_piece(&self, state: &Arc<FileState>, piece: Piece) -> Result<(), (Failed<'_>, Error)> {
         let landed = match planted(Canary::PieceLoggedEarly) {
             true => Ok(()),
             false => match &piece.result {
@@ -596,6 +599,7 @@ impl Files {
             ..
         } = piece;
         let layout = parts.layout(&self.store);
+        let reserved = layout.reserved();
         let size = match grows {
             true => pages.end * PAGE,
             false => state.meta.lock().logged_size,
@@ -616,27 +620,28 @@ impl Files {
                 Ok(())
             }
             Err(error) => {
-                self.trim_promise(state);
                 let failed = Failed {
                     pages,
                     grows,
                     memory,
+                    promise: self.out_of_promise(state, reserved),
                 };
                 Err((failed, error))
             }
         }
     }
 
-    /// A piece that is not logged gives its blocks back.
-    fn give_up(&self, state: &Arc<FileState>, piece: Piece) -> Failed {
-        self.unreserve(state, piece.parts.layout(&self.store));
-        // What takes its place is promised blocks anew.
-        self.trim_promise(state);
+    /// A piece that is not logged gives its blocks back, and has them promised.
+    fn give_up(&self, state: &Arc<FileState>, piece: Piece) -> Failed<'_> {
+        let layout = piece.parts.layout(&self.store);
+        let reserved = layout.reserved();
+        self.unreserve(state, layout);
         self.not_pending(state, piece.grows, &piece.pages);
         Failed {
             pages: piece.pages,
             grows: piece.grows,
             memory: piece.memory.unwrap_or_else(|| AlignedBuf::zeroed(0)),
+            promise: self.out_of_promise(state, reserved),
         }
     }
 
@@ -649,13 +654,14 @@ impl Files {
     }
 
     /// What could not be written past the cache goes through it.
-    fn write_instead(&self, state: &Arc<FileState>, piece: &Failed) {
+    fn write_instead<'s>(&'s self, state: &Arc<FileState>, piece: &mut Failed<'s>) {
         if state.meta.is_dead() {
             return;
         }
         let bytes = ((piece.pages.end - piece.pages.start) * PAGE) as usize;
         let data = piece.memory.get(..bytes).unwrap_or(&[]);
-        let why = match self.write_locked(state, piece.pages.start * PAGE, data) {
+        let offset = piece.pages.start * PAGE;
+        let why = match self.write_promised(state, offset, data, &mut piece.promise) {
             Ok(len) if len == bytes => return,
             Ok(len) => format!("only {len} of {bytes} bytes go through the cache"),
             Err(error) => error.to_string(),

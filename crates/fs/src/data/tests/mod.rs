@@ -12,6 +12,7 @@ mod guards;
 mod model;
 mod outgrow;
 mod pace;
+mod promises;
 mod ranges;
 mod shared;
 mod stories;

@@ -72,6 +72,12 @@ impl Layout<'_> {
         self.segments.iter().map(Segment::blocks)
     }
 
+    /// How many of them are reserved.
+    pub(in crate::data) fn reserved(&self) -> u64 {
+        let blocks = |r: &Reservation<'_, FsNode>| u64::from(r.extent().len);
+        self.reservations.iter().map(blocks).sum()
+    }
+
     pub(in crate::data) fn keep(self) -> Parts {
         Parts {
             segments: self.segments,
@@ -261,9 +267,20 @@ impl Files {
 
     /// Gives a layout's blocks back to the promise they came from.
     pub(in crate::data) fn unreserve(&self, state: &Arc<FileState>, layout: Layout<'_>) {
-        let reserved = blocks_of(&layout.reservations);
-        drop(layout);
-        self.promise_again(state, reserved);
+        self.take_back(state, layout.reservations);
+    }
+
+    /// Reserved blocks are not used: the pages they were for have them promised again, and nobody else gets them in between.
+    pub(in crate::data) fn take_back<'s>(
+        &'s self,
+        state: &Arc<FileState>,
+        reservations: impl IntoIterator<Item = Reservation<'s, FsNode>>,
+    ) {
+        let mut promise = self.store.adopt_promise(0);
+        for reservation in reservations {
+            promise.take_back(reservation);
+        }
+        state.meta.lock().promised += promise.into_blocks();
     }
 
     /// What came of a step on the way to store a layout. After an error its blocks are given back.
@@ -279,14 +296,6 @@ impl Files {
                 self.unreserve(state, layout);
                 Err(error)
             }
-        }
-    }
-
-    /// Reserved blocks went back unused: the pages they were for need a promise again. If the
-    /// space is gone meanwhile, the next reservation finds out.
-    pub(in crate::data) fn promise_again(&self, state: &Arc<FileState>, blocks: u64) {
-        if let Ok(mut promise) = self.promise(blocks) {
-            state.meta.lock().promised += promise.give(blocks);
         }
     }
 }
@@ -309,10 +318,6 @@ pub(super) fn blocks_written(io: &Io<'_>) -> Extent {
         block: Block(io.byte() / BLOCK_SIZE as u64),
         len: (io.bytes() / BLOCK_SIZE as u64) as u32,
     }
-}
-
-pub(super) fn blocks_of(reservations: &[Reservation<'_, FsNode>]) -> u64 {
-    reservations.iter().map(|r| r.extent().len as u64).sum()
 }
 
 /// The segments of the pages at these places of the list that `segments` cover in order.

@@ -1,7 +1,7 @@
 //! The new content of a file that was cut to nothing takes the place of the old in one record.
 
 use super::inline_max;
-use super::layout::{Layout, blocks_of, changes_of, part_of};
+use super::layout::{Layout, changes_of, part_of};
 use crate::Error;
 use crate::content::{AttrChange, Body, Delta};
 use crate::data::Files;
@@ -81,23 +81,22 @@ impl Files {
     ) -> Result<bool, Error> {
         let mut layout = self.lay_out(state, pages, true)?;
         layout.at_once = at_once;
-        let reserved = blocks_of(&layout.reservations);
         if layout.covered < pages.len() {
-            drop(layout);
-            self.promise_again(state, reserved);
+            self.unreserve(state, layout);
             return Ok(false);
         }
-        let outcome = self.replace_by(state, layout, pages, size);
+        let outcome = self.replace_by(state, &mut layout, pages, size);
         if outcome.is_err() {
-            self.promise_again(state, reserved);
+            self.unreserve(state, layout);
         }
         outcome.map(|()| true)
     }
 
+    /// Takes the layout's blocks, unless it fails.
     fn replace_by(
         &self,
         state: &Arc<FileState>,
-        layout: Layout<'_>,
+        layout: &mut Layout<'_>,
         pages: &[u64],
         size: u64,
     ) -> Result<(), Error> {
@@ -106,7 +105,7 @@ impl Files {
             if let Some(copies) = self.copy_pages(state, part.to_vec())? {
                 let at = stamps.len()..stamps.len() + part.len();
                 let segments = part_of(&layout.segments, at);
-                self.write_segments(&segments, &copies.data, &layout)?;
+                self.write_segments(&segments, &copies.data, layout)?;
                 stamps.extend(copies.stamps);
             }
         }
@@ -114,14 +113,15 @@ impl Files {
         self.check_flushes(state, layout.flush_failures)?;
         extents::free_inline_extents(&mut op, slot)?;
         let plan = extents::plan_replacement(&self.store, slot, changes_of(&layout.segments))?;
-        for reservation in layout.reservations {
+        let has_tail = op.peek(slot).inode()?.tail.is_some();
+        for reservation in layout.reservations.drain(..) {
             op.take(reservation);
         }
         let attrs = AttrChange {
             blocks: Some(plan.gained().max(0) as u64),
             ..AttrChange::default()
         };
-        if op.peek(slot).inode()?.tail.is_some() {
+        if has_tail {
             op.apply(slot, Delta::EndTail);
         }
         plan.apply(&mut op);
