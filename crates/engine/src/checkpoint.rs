@@ -814,7 +814,9 @@ impl<C: Content> Store<C> {
             .segments
             .total_bytes()
             .saturating_sub(self.segments.held_up());
-        let capacity = total + self.space.unpromised_chunks() as u64 * chunk;
+        // What checkpoints took of what is promised is lent: were it counted, metadata would grow into it, and they would take more.
+        let unpromised = self.space.unpromised_chunks() * chunk as i64;
+        let capacity = total.saturating_add_signed(unpromised);
         // Nor is there more than the space tables can describe.
         let capacity = capacity.min(geometry.meta_chunks_max() * chunk);
         let spare = self.growth_spare.load(Ordering::Relaxed) + 2 * self.dirty.limit;

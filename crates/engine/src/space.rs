@@ -377,9 +377,9 @@ impl Space {
         self.totals.free_chunks()
     }
 
-    /// Free chunks that no promise needs.
+    /// Free chunks that no promise needs. Less than none: so many that metadata has taken are needed by promises.
     pub fn unpromised_chunks(&self) -> i64 {
-        (self.free_chunks() - self.totals.promised_chunks()).max(0)
+        self.free_chunks() - self.totals.promised_chunks()
     }
 
     /// Free chunks that data leaves alone.

@@ -12,6 +12,9 @@ use format::Block;
 use format::table::{SPACE_MAP_FIRST, space_map_nid};
 use std::ops::Range;
 
+/// So often one search for promised blocks has chunks of metadata emptied that others may get before it.
+const EMPTIED_MAX: u32 = 4;
+
 /// Free and total space, in blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpaceInfo {
@@ -202,7 +205,7 @@ impl<C: Content> Store<C> {
     ) -> Result<Reservation<'_, C>, Error> {
         let shard = self.shard();
         let blocks = blocks.min(self.array.geometry().chunk_blocks);
-        let (mut committed, mut last) = (false, false);
+        let (mut committed, mut last, mut emptied) = (false, false, 0);
         let mut tried = Tried::default();
         loop {
             if let Some(extent) = self.space.take(shard, blocks, goal, &tried) {
@@ -255,6 +258,14 @@ impl<C: Content> Store<C> {
                     self.give_way()?;
                 }
                 Source::None if promise.blocks() > 0 && !last => last = true,
+                // Others who look for the last chunks may have what was emptied.
+                Source::None
+                    if promise.blocks() > 0
+                        && emptied < EMPTIED_MAX
+                        && self.empty_until(|| self.may_lend())? =>
+                {
+                    emptied += 1;
+                }
                 Source::None => {
                     let error = tried.into_error().or_else(|| self.space.why_mapless());
                     return Err(error.unwrap_or(Error::NoSpace));
@@ -264,14 +275,20 @@ impl<C: Content> Store<C> {
     }
 
     /// Of what data leaves alone it gets a chunk for a promise that nothing else is left for, if metadata has as much room without
-    /// that as cleaning is content with (`clean_up`): what it took since the promise was made may be free segments.
+    /// that as cleaning is content with (`clean_up`): what it took since the promise was made may be free segments. Otherwise chunks of it are
+    /// emptied until it has.
     fn last_source(&self, shard: usize, tried: &mut Tried) -> Source {
         // A checkpoint has planned with all the room there was when it began.
         let _no_checkpoint = self.checkpoint_state.lock();
         let _one_looks_and_takes = self.trimming.lock();
-        let chunk = self.array.geometry().chunk_bytes() as i64;
-        tried.take_last(self.free_meta_bytes() - chunk >= self.clean_room() * 3 / 4);
+        tried.take_last(self.may_lend());
         self.space.next_source(shard, tried)
+    }
+
+    /// Metadata has a free chunk, and room enough without it.
+    fn may_lend(&self) -> bool {
+        let chunk = self.array.geometry().chunk_bytes() as i64;
+        self.space.free_chunks() > 0 && self.free_meta_bytes() - chunk >= self.clean_room() * 3 / 4
     }
 
     /// The space map that governs blocks taken just now. They are available again when it cannot be read now, or
