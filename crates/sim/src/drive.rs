@@ -325,6 +325,16 @@ impl Driver {
         {
             return self.commit_failed(error, change);
         }
+        if let Err(error) = &result
+            && op.is_sync()
+            && expected.is_ok()
+            && !self.machine.switch.is_cut()
+            && self.is_broken_promise(error)
+        {
+            return Err(Stop::Violation(format!(
+                "{op} finds no room for what was accepted: {error}"
+            )));
+        }
         match (result, expected) {
             (Ok(()), Ok(_)) if self.given_up => {
                 self.oracle.done_with_names(op);
@@ -359,6 +369,12 @@ impl Driver {
                 "{op} succeeds where errno {errno} is due"
             ))),
         }
+    }
+
+    /// Where devices work, what is accepted on a full array is stored. Where they fail, at least it does not fail for want of room.
+    fn is_broken_promise(&self, error: &fs::Error) -> bool {
+        let no_room = fs::Error::NoSpace.to_string();
+        self.trouble && (!self.faulty || error.to_string().contains(&no_room))
     }
 
     /// What a handle's fsync said once it says again, until the file is opened anew.
@@ -844,8 +860,15 @@ impl Driver {
 
     /// What a program learns when it closes a file.
     fn close(&mut self, file: &OpenFile) {
-        let failed = self.fs().flush(file).is_err();
-        self.given_up |= failed && self.trouble;
+        let Err(error) = self.fs().flush(file) else {
+            return;
+        };
+        self.given_up |= self.trouble;
+        if !self.machine.switch.is_cut() && self.is_broken_promise(&error) {
+            self.wrong = Some(format!(
+                "a file is closed, and what was accepted is not stored: {error}"
+            ));
+        }
     }
 
     fn remount(&mut self) -> Result<(), fs::Error> {

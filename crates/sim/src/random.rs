@@ -82,12 +82,25 @@ pub enum Trouble {
     Full,
     /// Devices fail, and say so.
     Errors,
+    /// Both.
+    FullErrors,
     /// Bits of the journal rot.
     Rot,
     /// Devices lie: writes are lost or misdirected, and bits rot.
     Lies,
     /// Devices take their time, or are stuck for minutes.
     Slow,
+}
+
+impl Trouble {
+    fn is_full(self) -> bool {
+        matches!(self, Trouble::Full | Trouble::FullErrors)
+    }
+
+    /// Devices fail, and say so.
+    fn has_errors(self) -> bool {
+        matches!(self, Trouble::Errors | Trouble::FullErrors)
+    }
 }
 
 /// What follows from a run's seed alone.
@@ -122,7 +135,10 @@ impl Setting {
             Trouble::Slow,
         ];
         let mut rng = Rng::new(seed ^ 0x5E77_1465);
-        let trouble = *rng.pick(&troubles);
+        let trouble = match *rng.pick(&troubles) {
+            Trouble::Errors if Rng::new(seed ^ 0x0F00_E220).one_in(2) => Trouble::FullErrors,
+            trouble => trouble,
+        };
         Setting::with(seed, trouble)
     }
 
@@ -534,6 +550,7 @@ impl Generator {
 fn fault(rng: &mut Rng, setting: &Setting, devices: u64) -> Option<Step> {
     let (rarely, faults): (u64, &[Fault]) = match setting.trouble {
         Trouble::Errors => (25, &ERRORS),
+        Trouble::FullErrors => (25, &ERRORS_OF_DATA),
         // Few, so that not all of them are found out at once.
         Trouble::Lies => (setting.steps, &LIES),
         Trouble::Slow => (25, &[Fault::Slow, Fault::Slow, Fault::Stall]),
@@ -564,6 +581,18 @@ const ERRORS: [Fault; 8] = [
     Fault::Flushes,
     Fault::Flushes,
     Fault::Vanish,
+    Fault::Heal,
+];
+
+/// Mostly such as a file system goes on after.
+const ERRORS_OF_DATA: [Fault; 8] = [
+    Fault::Reads,
+    Fault::Writes,
+    Fault::Data,
+    Fault::Data,
+    Fault::Data,
+    Fault::Flushes,
+    Fault::Heal,
     Fault::Heal,
 ];
 
@@ -653,7 +682,7 @@ impl<'a> Run<'a> {
         let mut driver = Driver::fresh(machine, setting.calm)?;
         driver.trouble = !matches!(setting.trouble, Trouble::None | Trouble::Slow);
         driver.faulty = driver.trouble && setting.trouble != Trouble::Full;
-        if setting.trouble == Trouble::Full {
+        if setting.trouble.is_full() {
             fill(driver.fs(), setting.room).map_err(|e| format!("filling: {e}"))?;
             driver.learn_top()?;
         }
@@ -687,6 +716,9 @@ impl<'a> Run<'a> {
             Step::CutAfter(ios) => self.driver().machine.switch.cut_after(*ios),
             Step::Probe(seed) => self.probe = Some(*seed),
             Step::Fault(Fault::RotJournal, _, seed) => return self.rot(*seed),
+            Step::Fault(Fault::Heal, ..) if self.setting.trouble == Trouble::FullErrors => {
+                return self.heal();
+            }
             Step::Fault(fault, device, times) => {
                 let machine = &self.driver().machine;
                 fault.inject(machine, *device, *times, Some(&machine.clock));
@@ -733,6 +765,25 @@ impl<'a> Run<'a> {
         Ok(true)
     }
 
+    /// All devices work again. What has been accepted and could not be written has its room still, however full the array is.
+    fn heal(&mut self) -> Result<bool, String> {
+        for device in &self.driver().machine.devices {
+            device.heal();
+        }
+        // What failed is told once.
+        if !self.op(&Op::Sync)? || self.halted {
+            return Ok(true);
+        }
+        let driver = self.driver();
+        let fs = driver.fs();
+        match fs.sync() {
+            Err(error) if !driver.machine.switch.is_cut() && fs.store().failed().is_none() => {
+                Err(format!("on devices that work again a sync fails: {error}"))
+            }
+            _ => Ok(true),
+        }
+    }
+
     /// Takes note of what devices have lied about since the last time.
     fn note_lies(&mut self, wrote: Option<(Oracle, bool)>) {
         let driver = self.driver.as_ref().expect("between steps there is one");
@@ -750,7 +801,7 @@ impl<'a> Run<'a> {
         let outcome = self.driver().verify_now();
         let no_power = self.driver().machine.switch.is_cut();
         match outcome {
-            Err(_) if no_power || self.setting.trouble == Trouble::Errors => {
+            Err(_) if no_power || self.setting.trouble.has_errors() => {
                 self.halted = true;
                 Ok(true)
             }
@@ -816,7 +867,7 @@ impl<'a> Run<'a> {
                 sound => sound?,
             }
             machine = Arc::new(next);
-            if self.setting.trouble == Trouble::Errors && rng.one_in(3) {
+            if self.setting.trouble.has_errors() && rng.one_in(3) {
                 hinder(&machine, &mut rng)?;
                 continue;
             }
