@@ -175,12 +175,18 @@ impl Files {
             self.persist_times(state)?;
             self.store.commit_through(self.store.epoch())?;
         }
+        // Where each sync has the times durable, others may have logged them since they changed, and committed nothing.
+        let with_times = !data_only && self.options.mtime_persist.is_zero();
         let (changed, unflushed) = {
             let meta = state.meta.lock();
-            (meta.changed, meta.in_place.unflushed())
+            let changed = match with_times {
+                true => meta.changed.max(meta.times_logged),
+                false => meta.changed,
+            };
+            (changed, meta.in_place.unflushed())
         };
         let count = |counter: &AtomicU64| counter.fetch_add(1, Ordering::Relaxed);
-        // R7: the last change of anything but coarse times must be durable.
+        // R7: the last change of anything but coarse times must be durable, and of these where they are not coarse.
         let commit = changed > self.store.durable_epoch();
         if commit && !planted(Canary::FsyncUncommitted) {
             let written = self.pace.written();
@@ -320,8 +326,11 @@ impl Files {
                 ..AttrChange::default()
             };
             op.apply(slot, Delta::Attrs(attrs));
+            op.commit_noting(|epoch| {
+                let mut meta = state.meta.lock();
+                meta.times_logged = meta.times_logged.max(epoch);
+            });
         }
-        op.commit();
         let now_ns = self.now_ns();
         let mut meta = state.meta.lock();
         meta.persisted_ns = now_ns;

@@ -95,6 +95,8 @@ pub(super) struct Meta {
     /// Modification and change time that the last sync left in memory alone.
     pub kept: (Option<Timestamp>, Option<Timestamp>),
     pub changed: Epoch,
+    /// At least the epoch of the newest record of times alone, before they cease to be in `times`.
+    pub times_logged: Epoch,
     pub in_place: InPlace,
     pub promised: u64,
     /// Blocks that pieces of a stream will have brought when they end.

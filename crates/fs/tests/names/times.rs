@@ -363,6 +363,26 @@ fn without_an_interval_each_fsync_makes_times_durable() {
 }
 
 #[test]
+fn without_an_interval_times_that_a_close_has_logged_are_durable_after_fsync() {
+    let mut m = Ticking::persisting(Duration::ZERO);
+    let file = m.durable_file(b"f");
+    let other = m.open_file(file.ino(), libc::O_RDWR).unwrap();
+    m.fs.write(&file, 0, &[1; 4096]).unwrap();
+    m.fs.fsync(&file, true).unwrap();
+    // It logs the times, and leaves the commit to others.
+    drop(other);
+    let shown = m.stat(file.ino());
+    let batches = m.store().journal_batches();
+    m.fs.fsync(&file, true).unwrap();
+    assert_eq!(m.store().journal_batches(), batches, "data alone");
+    m.fs.fsync(&file, false).unwrap();
+    m.fs.fsync(&file, false).unwrap();
+    assert_eq!(m.store().journal_batches(), batches + 1, "once");
+    m.crash();
+    assert_eq!(times(&m.stat(file.ino())), times(&shown));
+}
+
+#[test]
 fn a_look_between_overwrites_makes_no_fsync_commit() {
     let m = Ticking::persisting(Duration::from_secs(1));
     let file = m.durable_file(b"f");
