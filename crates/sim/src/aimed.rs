@@ -39,6 +39,9 @@ const CLASSICS: &[&str] = &[
     // What lies behind a shorter end must not come back.
     "truncate A/foo 5000; truncate A/foo 20000; sync; remount",
     "truncate A/foo 5000; sync; write A/foo 20000 100 1; sync; remount; truncate A/foo 30000; sync",
+    // New content of a file that was cut to nothing takes no old content away before it is there as a whole.
+    "truncate A/foo 0; write-direct A/foo 0 4096 1; fsync B; write-direct A/foo 4096 4096 2; fsync B; write A/foo end 500 3; fsync A/foo; sync",
+    "truncate A/foo 0; write A/foo 0 9000 1; write-range A/foo 0 9000; fsync B; write A/foo end 9000 2; fsync B; sync",
     // The replacement of a file by rename, with and without fsync.
     "create A/new; write A/new 0 6000 1; rename A/new A/foo 0; sync; checkpoint",
     "create A/new; write A/new 0 6000 1; fsync A/new; rename A/new A/foo 0; fsync A; checkpoint",

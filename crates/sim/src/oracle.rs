@@ -420,12 +420,10 @@ impl Oracle {
                     return;
                 };
                 let history = self.history(id);
-                if *how == How::Direct {
-                    history.write_back();
-                }
+                // A direct one leaves what is pending so.
                 let offset = at.unwrap_or(history.now().len() as u64);
                 history.change(written(history.now(), offset, *len, *tag), false);
-                if *how != How::Buffered {
+                if *how == How::Synced {
                     history.write_back();
                 }
             }
@@ -466,7 +464,7 @@ impl Oracle {
                     history.change(bytes, false);
                 }
             }
-            Op::Fsync(path) | Op::Fdatasync(path) | Op::WriteRange { path, .. } => {
+            Op::Fsync(path) | Op::Fdatasync(path) => {
                 if let Some(id) = self.now().file(path) {
                     self.history(id).write_back();
                 }

@@ -86,7 +86,7 @@ impl Files {
 
     /// A hint, as `sync_file_range(2)`: begins to write the dirty pages of `bytes`, so that a later fsync has less to write.
     /// `wait`: returns when they are written. Nothing is durable by that: neither are devices flushed nor is anything
-    /// committed.
+    /// committed. The content of a file that was cut to nothing and is written anew stays in memory, up to 64 MiB: a part of it would take the old content's place.
     ///
     /// # Errors
     /// With `wait` those of writing, which are latched on the file as well; else what failed before.

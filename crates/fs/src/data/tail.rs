@@ -74,6 +74,8 @@ impl LoggedFiles {
 pub(super) enum How {
     /// It goes to its block, like all others; to the inode if the file is small enough to stay there.
     Home,
+    /// As `Home`, before its time: somebody wants these pages there. Not if they are of content that takes the place of another one as a whole.
+    Early,
     /// It goes to its block, however small the file is: it is about to outgrow its inode.
     Blocks,
     /// It is logged if that costs less than making its block durable, and stays dirty.

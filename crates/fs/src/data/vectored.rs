@@ -119,7 +119,9 @@ impl Files {
             if end <= start {
                 return Err(Error::FileTooLarge);
             }
-            let past = direct && !append && is_whole(start, (end - start) as usize);
+            let whole = is_whole(start, (end - start) as usize);
+            let kept = self.is_kept_together(state, (end - start) / PAGE);
+            let past = direct && !append && whole && !kept;
             if past {
                 self.make_way(state, pages_of(start..end))?;
             }

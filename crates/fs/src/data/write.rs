@@ -21,6 +21,8 @@
 //! 8. A write past the cache supersedes what the cache has of its pages when it has completed, and not before: who reads them
 //!    meanwhile may cache what they held before. Nobody writes these pages back meanwhile, nor vouches for them.
 //! 9. What finds no block, but room in the inode, is logged at once and leaves no page dirty ([`through`](super::writeback)).
+//! 10. While a crash leaves the old content of a file that was cut to nothing, or the new one as a whole ([`is_kept_together`](Files::is_kept_together)),
+//!     nothing of the new one goes past the cache, or home because of where it was written: the first page that did would take the old content away.
 
 use super::extents::{self, Mapped};
 use super::file::{FileState, OpenFile};
@@ -28,7 +30,7 @@ use super::flight::is_written;
 use super::gate::Storing;
 use super::ranges::Mode;
 use super::read::{Reading, TRIES};
-use super::writeback::Writes;
+use super::writeback::{REPLACED_MAX, Writes};
 use super::{Files, PAGE, Promised, SIZE_MAX, is_one_page, pages_of};
 use crate::Error;
 use crate::content::FileExtent;
@@ -117,7 +119,7 @@ impl Files {
     /// nothing. With `O_SYNC` or `O_DSYNC` it is durable on return; if that fails it is written all the same.
     ///
     /// `O_DIRECT` with offset and length in whole pages bypasses the cache; otherwise it is a
-    /// buffered write that is written back before it returns.
+    /// buffered write that is written back before it returns. Of a file that was cut to nothing and is written anew both stay in the cache, up to 64 MiB.
     pub fn write(&self, file: &OpenFile, offset: u64, data: &[u8]) -> Result<usize, Error> {
         if !file.writable() {
             return Err(Error::BadHandle);
@@ -698,6 +700,14 @@ impl Files {
         extents::lookup(&self.store, content.inode()?, pages, usize::MAX)
     }
 
+    /// Whether the file's content, with so many pages more, takes the place of another one in one record ([`flush_replaced`](Self::flush_replaced)), and waits
+    /// for that: for who syncs or closes the file, or has waited long enough.
+    pub(super) fn is_kept_together(&self, state: &FileState, more: u64) -> bool {
+        // All its dirty pages are promised: it has no block of its own yet.
+        state.meta.lock().replaced
+            && (self.pages.promised(state.key)).saturating_add(more) < REPLACED_MAX / PAGE
+    }
+
     /// The promise of blocks for a write up to `end`; a full disk first gets back what a replaced file still holds.
     fn or_settled<'s>(
         &'s self,
@@ -846,7 +856,7 @@ impl Files {
     }
 
     /// A direct write of whole pages: what the cache has of them is written back and
-    /// dropped, then the data goes to its blocks and one record maps new ones.
+    /// dropped, then the data goes to its blocks and one record maps new ones (invariant 10).
     fn write_direct(
         &self,
         state: &Arc<FileState>,
@@ -859,6 +869,9 @@ impl Files {
             return Err(Error::FileTooLarge);
         };
         let pages = pages_of(offset..end);
+        if self.is_kept_together(state, pages.end - pages.start) {
+            return self.write_locked(state, offset, data);
+        }
         self.make_way(state, pages.clone())?;
         let mut at = pages.start;
         while at < pages.end {
@@ -886,7 +899,7 @@ impl Files {
     }
 
     /// Whole pages are about to be written past the cache, under the exclusive lock: what it has of them, and what a record of
-    /// their size needs before them, is home then.
+    /// their size needs before them, is home then. So is all of a file that was cut to nothing, and nothing of its old content is left.
     pub(super) fn make_way(&self, state: &Arc<FileState>, pages: Range<u64>) -> Result<(), Error> {
         let end = pages.end * PAGE;
         self.touch(state, end)?;

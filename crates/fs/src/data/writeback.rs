@@ -145,7 +145,8 @@ impl Files {
     }
 
     /// As `flush_file`, but only the pages of a range; and those before it that are not logged, so that no block is mapped
-    /// behind the size that is: who makes the file longer after a crash would find in it what is there.
+    /// behind the size that is: who makes the file longer after a crash would find in it what is there. Content that is
+    /// [kept together](Self::is_kept_together) stays.
     pub(super) fn flush_range(
         &self,
         state: &Arc<FileState>,
@@ -153,10 +154,10 @@ impl Files {
     ) -> Result<(), Error> {
         let _turn = state.flusher.lock();
         let logged = state.meta.lock().logged_size / PAGE;
-        self.flush_shared(state, pages.start.min(logged)..pages.end, How::Home)
+        self.flush_shared(state, pages.start.min(logged)..pages.end, How::Early)
     }
 
-    /// As `flush_range`, under the exclusive I/O lock.
+    /// As `flush_range`, under the exclusive I/O lock; all of it, if its content takes the place of another one.
     pub(super) fn flush_range_locked(
         &self,
         state: &Arc<FileState>,
@@ -237,6 +238,9 @@ impl Files {
             )
         };
         if replaced {
+            if how == How::Early && self.is_kept_together(state, 0) {
+                return Ok(None);
+            }
             return self.flush_replaced(state, size, how);
         }
         // Of what is not logged yet, the first page that an earlier batch has left or that was written since.
@@ -967,7 +971,7 @@ pub(super) fn size_limit(size: u64, left: Option<u64>) -> u64 {
 /// The largest file whose content goes to its inode.
 fn inline_max(how: How) -> u64 {
     match how {
-        How::Home => INLINE_DATA_MAX as u64,
+        How::Home | How::Early => INLINE_DATA_MAX as u64,
         How::Blocks => 0,
         How::Logged | How::Alone => PAGE,
     }

@@ -107,6 +107,106 @@ fn a_rewritten_file_is_old_or_new_after_a_power_cut() {
     assert!(old > 0 && new > 0, "{old} old, {new} new");
 }
 
+/// Writes of a part of the new content that went past the cache, or home at once, took the old content away: a crash left a file that was
+/// empty, or had that part.
+#[test]
+fn a_part_of_new_content_takes_no_old_content_away() {
+    let old = pattern(1, 1 << 20);
+    let new = pattern(2, 1 << 20);
+    type Start<'a> = (&'a str, &'a dyn Fn(&Mounted, Ino, &[u8]));
+    let half = 100 * PAGE as usize;
+    let starts: [Start<'_>; 7] = [
+        ("a direct write", &|m, ino, new| {
+            m.write(&m.open_direct(ino), 0, &new[..half]);
+        }),
+        ("one that is no whole page", &|m, ino, new| {
+            m.write(&m.open_direct(ino), 0, &new[..half - 100]);
+        }),
+        ("a direct append", &|m, ino, new| {
+            let file = m.open_direct(ino);
+            assert_eq!(m.files.append(&file, &new[..half]).unwrap(), (0, half));
+        }),
+        ("one of several parts", &|m, ino, new| {
+            let parts = [&new[..half / 2], &new[half / 2..half]].map(std::io::IoSlice::new);
+            let file = m.open_direct(ino);
+            // It is too much for one piece of memory then.
+            base::tight::set(true);
+            let written = m.files.write_vectored(&file, 0, &parts);
+            base::tight::set(false);
+            assert_eq!(written.unwrap(), half);
+        }),
+        ("a hint", &|m, ino, new| {
+            let file = m.open(ino);
+            m.write(&file, 0, &new[..half]);
+            m.files.write_range(&file, 0..u64::MAX, false).unwrap();
+            m.files.tick().unwrap();
+        }),
+        ("one that is waited for", &|m, ino, new| {
+            let file = m.open(ino);
+            m.write(&file, 0, &new[..half]);
+            m.files.write_range(&file, 0..u64::MAX, true).unwrap();
+        }),
+        ("advice", &|m, ino, new| {
+            let file = m.open(ino);
+            m.write(&file, 0, &new[..half]);
+            let advised = m.files.advise(&file, 0..half as u64, Advice::DontNeed);
+            advised.unwrap();
+            m.files.tick().unwrap();
+        }),
+    ];
+    for (what, start) in starts {
+        for whole in [false, true] {
+            let mut rng = Rng::new(7);
+            let mut world = World::new(7, 64, 2048);
+            let m = world.mount();
+            let ino = m.make();
+            let file = m.open(ino);
+            m.write(&file, 0, &old);
+            m.files.fsync(&file, false).unwrap();
+            m.files.truncate(ino, 0).unwrap();
+            start(&m, ino, &new);
+            assert_eq!(m.contents(ino), new[..m.size(ino) as usize], "{what}");
+            if whole {
+                m.write(&m.open_direct(ino), 0, &new);
+                m.files.fsync(&file, false).unwrap();
+            }
+            m.store.sync().unwrap();
+            drop(file);
+            world.switch.cut_now();
+            drop(m);
+            world.restart(&mut rng);
+            let m = world.mount();
+            m.check(ino);
+            let left = m.contents(ino);
+            assert!(
+                left == *if whole { &new } else { &old },
+                "{what}: {} bytes",
+                left.len()
+            );
+        }
+    }
+}
+
+/// New content that is too much to be kept together goes past the cache again.
+#[test]
+fn direct_writes_of_much_new_content_need_no_cache() {
+    let world = World::new(8, 256, 2048);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open_direct(ino);
+    m.write(&file, 0, &pattern(1, 1 << 20));
+    m.files.fsync(&file, false).unwrap();
+    m.files.truncate(ino, 0).unwrap();
+    let new = pattern(2, 64 << 20);
+    m.write(&file, PAGE, &new);
+    assert!(!m.files.pages.is_dirty(file.state.key));
+    drop(file);
+    let found = m.contents(ino);
+    assert!(found[..PAGE as usize].iter().all(|b| *b == 0) && found[PAGE as usize..] == new);
+    m.check(ino);
+    m.close();
+}
+
 #[test]
 fn an_interrupted_truncate_is_finished_after_a_power_cut() {
     let mut interrupted = 0;
