@@ -88,6 +88,11 @@ impl From<engine::Error> for Error {
 }
 
 impl Error {
+    /// Whether what was read is not what was written; errors of devices are others.
+    pub(crate) fn is_damage(&self) -> bool {
+        matches!(self, Error::Damage(_) | Error::Damaged { .. })
+    }
+
     /// The errno that a system call reports for this.
     pub fn errno(&self) -> i32 {
         match self {

@@ -66,15 +66,40 @@ impl Leaf {
     }
 }
 
-/// Where a leaf hangs, in an operation that holds the inode exclusively. Leaf and index
-/// nodes are not locked yet.
+/// Where a node hangs, in an operation that holds the inode exclusively. Index nodes are not locked yet.
 #[derive(Debug)]
-pub struct Path {
-    pub inode: Slot,
-    pub tree: TreeId,
+struct Way {
+    inode: Slot,
+    tree: TreeId,
     /// Index nodes from the top down, each with its key in its parent.
     index: Vec<(Node<FsNode>, u64)>,
+}
+
+/// Where a leaf hangs. It is not locked yet.
+#[derive(Debug)]
+pub struct Path {
+    way: Way,
     pub leaf: Leaf,
+}
+
+/// Where a node hangs that is damaged, so that nobody finds what is below it.
+#[derive(Debug)]
+pub struct Broken {
+    way: Way,
+    nid: Nid,
+    /// The lowest key that it covers.
+    pub low: u64,
+    /// Levels of nodes below it.
+    height: u8,
+}
+
+/// Everything needed to have an empty leaf cover the upper keys of a damaged node, which keeps the others.
+pub struct Relief<'s> {
+    way: Way,
+    growth: Growth<'s>,
+    key: u64,
+    /// For the leaf, and for index nodes above it up to the level of the damaged node.
+    fresh: Vec<FreshNid<'s>>,
 }
 
 /// Everything needed to link new leaves beside a path's leaf.
@@ -326,6 +351,20 @@ impl Descent {
         store.glance(self.nid, |node| self.step(node.index().ok()?, key).ok())
     }
 
+    /// The index node that this is, and the way on from there, as the operation has it.
+    fn below(self, op: &Op<'_, FsNode>, key: u64) -> Result<(Node<FsNode>, Descent), Error> {
+        let node = load_in(op, self.nid)?;
+        let below = match op.slot_of(node.nid()) {
+            // Locked by a plan of this operation.
+            Some(slot) => self.step(op.peek(slot).index()?, key)?,
+            None => {
+                let content = node.read().map_err(|e| owned_error(node.nid(), e))?;
+                self.step(content.index()?, key)?
+            }
+        };
+        Ok((node, below))
+    }
+
     /// Leaves are what cores take turns to change.
     fn leaf(self, store: &Store<FsNode>, purpose: Purpose) -> Result<Leaf, Error> {
         let node = match purpose {
@@ -413,34 +452,68 @@ pub fn path_to(
 
 /// Finds the way to the leaf that covers `key`. The operation holds the inode.
 pub fn path(op: &Op<'_, FsNode>, inode: Slot, tree: TreeId, key: u64) -> Result<Path, Error> {
-    let root = root_of(op, inode, tree)?;
-    let mut at = Descent::enter(&root.children, key)?;
-    let mut index = Vec::with_capacity(root.depth as usize);
-    for _ in 0..root.depth {
-        let node = load_in(op, at.nid)?;
-        let low = at.low;
-        at = match op.slot_of(node.nid()) {
-            // Locked by a plan of this operation.
-            Some(slot) => at.step(op.peek(slot).index()?, key)?,
-            None => {
-                let content = node.read().map_err(|e| owned_error(node.nid(), e))?;
-                at.step(content.index()?, key)?
-            }
-        };
-        index.push((node, low));
+    let (mut way, mut at, depth) = Way::enter(op, inode, tree, key)?;
+    for _ in 0..depth {
+        let (node, below) = at.below(op, key)?;
+        way.index.push((node, at.low));
+        at = below;
     }
-    Ok(Path {
-        inode,
-        tree,
-        index,
-        leaf: at.leaf_in(op)?,
-    })
+    let leaf = at.leaf_in(op)?;
+    Ok(Path { way, leaf })
 }
 
-impl Path {
-    /// Locks the leaf.
-    pub fn lock_leaf(&self, op: &mut Op<'_, FsNode>) -> Result<Slot, Error> {
-        self.leaf.lock(op)
+/// Finds the first node that is damaged on the way to the leaf that covers `key`, or that leaf, if it is none by what `check` says.
+/// The operation holds the inode exclusively, and has locked nothing below.
+pub fn broken(
+    op: &Op<'_, FsNode>,
+    inode: Slot,
+    tree: TreeId,
+    key: u64,
+    check: impl Fn(&FsNode) -> Result<(), Damage>,
+) -> Result<Option<Broken>, Error> {
+    let (mut way, mut at, depth) = Way::enter(op, inode, tree, key)?;
+    for height in (0..=depth).rev() {
+        let below = match height {
+            0 => at.leaf_in(op).and_then(|leaf| {
+                let nid = leaf.node.nid();
+                let content = leaf.node.read().map_err(|e| owned_error(nid, e))?;
+                Ok(check(&content).map(|()| None)?)
+            }),
+            _ => at.below(op, key).map(Some),
+        };
+        match below {
+            Ok(Some((node, below))) => {
+                way.index.push((node, at.low));
+                at = below;
+            }
+            Ok(None) => {}
+            Err(error) if error.is_damage() => {
+                let Descent { nid, low, .. } = at;
+                return Ok(Some(Broken {
+                    way,
+                    nid,
+                    low,
+                    height,
+                }));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(None)
+}
+
+impl Way {
+    /// The first step of a way, with the levels of index nodes on it.
+    fn enter(
+        op: &Op<'_, FsNode>,
+        inode: Slot,
+        tree: TreeId,
+        key: u64,
+    ) -> Result<(Way, Descent, u8), Error> {
+        let root = root_of(op, inode, tree)?;
+        let at = Descent::enter(&root.children, key)?;
+        let index = Vec::with_capacity(root.depth as usize);
+        Ok((Way { inode, tree, index }, at, root.depth))
     }
 
     fn lock_index(&self, op: &mut Op<'_, FsNode>, level: usize) -> Result<Slot, Error> {
@@ -449,12 +522,13 @@ impl Path {
             .map_err(|error| owned_error(node.nid(), error))
     }
 
-    /// Plans for `leaves` more leaves (few) beside this one.
-    pub fn plan_growth<'s>(
+    /// Plans for `more` nodes (few) beside the one at its end.
+    fn plan_growth<'s>(
         &self,
         store: &'s Store<FsNode>,
         op: &mut Op<'_, FsNode>,
-        leaves: usize,
+        mut below: Nid,
+        mut more: usize,
     ) -> Result<Growth<'s>, Error> {
         let mut growth = Growth {
             levels: Vec::new(),
@@ -463,8 +537,6 @@ impl Path {
             deepens: false,
             passed: false,
         };
-        let mut more = leaves;
-        let mut below = self.leaf.node.nid();
         for level in (0..self.index.len()).rev() {
             let slot = self.lock_index(op, level)?;
             growth.levels.push((slot, 0));
@@ -519,10 +591,9 @@ impl Path {
         })
     }
 
-    /// Links new leaves, already created, whose keys lie inside this path's leaf.
-    pub fn grow(&self, op: &mut Op<'_, FsNode>, growth: Growth<'_>, leaves: Vec<Child>) {
+    /// Links new nodes, already created, whose keys lie inside the one at its end.
+    fn grow(&self, op: &mut Op<'_, FsNode>, growth: Growth<'_>, mut pending: Vec<Child>) {
         let mut fresh = growth.fresh.into_iter();
-        let mut pending = leaves;
         for (slot, new) in growth.levels {
             if new > 0 {
                 pending = split_index(op, slot, fresh.by_ref().take(new).collect(), pending);
@@ -545,41 +616,6 @@ impl Path {
                 op.apply(self.inode, Delta::InsertChild { tree, child });
             }
         }
-    }
-
-    /// Plans to take this leaf, which `lock_leaf` locked, out of the tree.
-    pub fn plan_removal(&self, op: &mut Op<'_, FsNode>, leaf: Slot) -> Result<Removal, Error> {
-        self.plan_removals(op, vec![leaf], vec![self.leaf.low])
-    }
-
-    /// Plans to take this leaf, which is locked, out of a tree whose inode is shared: `None` if that is more than a change
-    /// of the index node right above it.
-    pub fn plan_shared_removal(
-        &self,
-        op: &mut Op<'_, FsNode>,
-        leaf: Slot,
-    ) -> Result<Option<Removal>, Error> {
-        let Some(level) = self.index.len().checked_sub(1) else {
-            return Ok(None);
-        };
-        let slot = self.lock_index(op, level)?;
-        let nid = op.nid(leaf);
-        let children = op.peek(slot).index()?;
-        // The first one's keys go to no neighbour; and others may have moved it to another index node.
-        let key = match children.iter().position(|child| child.nid == nid) {
-            None | Some(0) => return Ok(None),
-            Some(at) => children[at].key,
-        };
-        Ok(Some(Removal {
-            inode: self.inode,
-            tree: self.tree,
-            delete: vec![leaf],
-            at: Some(slot),
-            keys: vec![key],
-            lower: Vec::new(),
-            empties: false,
-            collapse: false,
-        }))
     }
 
     fn plan_removals(
@@ -644,6 +680,102 @@ impl Path {
     }
 }
 
+impl Path {
+    /// Locks the leaf.
+    pub fn lock_leaf(&self, op: &mut Op<'_, FsNode>) -> Result<Slot, Error> {
+        self.leaf.lock(op)
+    }
+
+    /// Plans for `leaves` more leaves (few) beside this one.
+    pub fn plan_growth<'s>(
+        &self,
+        store: &'s Store<FsNode>,
+        op: &mut Op<'_, FsNode>,
+        leaves: usize,
+    ) -> Result<Growth<'s>, Error> {
+        let leaf = self.leaf.node.nid();
+        self.way.plan_growth(store, op, leaf, leaves)
+    }
+
+    /// Links new leaves, already created, whose keys lie inside this path's leaf.
+    pub fn grow(&self, op: &mut Op<'_, FsNode>, growth: Growth<'_>, leaves: Vec<Child>) {
+        self.way.grow(op, growth, leaves);
+    }
+
+    /// Plans to take this leaf, which `lock_leaf` locked, out of the tree.
+    pub fn plan_removal(&self, op: &mut Op<'_, FsNode>, leaf: Slot) -> Result<Removal, Error> {
+        self.way.plan_removals(op, vec![leaf], vec![self.leaf.low])
+    }
+
+    /// Plans to take this leaf, which is locked, out of a tree whose inode is shared: `None` if that is more than a change
+    /// of the index node right above it.
+    pub fn plan_shared_removal(
+        &self,
+        op: &mut Op<'_, FsNode>,
+        leaf: Slot,
+    ) -> Result<Option<Removal>, Error> {
+        let Some(level) = self.way.index.len().checked_sub(1) else {
+            return Ok(None);
+        };
+        let slot = self.way.lock_index(op, level)?;
+        let nid = op.nid(leaf);
+        let children = op.peek(slot).index()?;
+        // The first one's keys go to no neighbour; and others may have moved it to another index node.
+        let key = match children.iter().position(|child| child.nid == nid) {
+            None | Some(0) => return Ok(None),
+            Some(at) => children[at].key,
+        };
+        Ok(Some(Removal {
+            inode: self.way.inode,
+            tree: self.way.tree,
+            delete: vec![leaf],
+            at: Some(slot),
+            keys: vec![key],
+            lower: Vec::new(),
+            empties: false,
+            collapse: false,
+        }))
+    }
+}
+
+impl Broken {
+    /// Plans to take the node out of the tree. It stays, and with it all that only it names.
+    pub fn plan_removal(&self, op: &mut Op<'_, FsNode>) -> Result<Removal, Error> {
+        self.way.plan_removals(op, Vec::new(), vec![self.low])
+    }
+
+    /// Plans to have the keys from `key` on, which the node covers, covered by an empty leaf.
+    pub fn plan_relief<'s>(self, op: &mut Op<'s, FsNode>, key: u64) -> Result<Relief<'s>, Error> {
+        let store = op.store();
+        let growth = self.way.plan_growth(store, op, self.nid, 1)?;
+        let mut fresh = Vec::with_capacity(self.height as usize + 1);
+        for _ in 0..=self.height {
+            fresh.push(store.reserve_nid()?);
+        }
+        let way = self.way;
+        Ok(Relief {
+            way,
+            growth,
+            key,
+            fresh,
+        })
+    }
+}
+
+impl Relief<'_> {
+    /// Links `leaf`, which is empty.
+    pub fn finish(self, op: &mut Op<'_, FsNode>, leaf: FsNode) {
+        let (key, mut node, mut top) = (self.key, leaf, Vec::new());
+        for fresh in self.fresh {
+            let nid = fresh.nid();
+            op.create(fresh, node);
+            top = vec![Child { key, nid }];
+            node = FsNode::Index(top.clone());
+        }
+        self.way.grow(op, self.growth, top);
+    }
+}
+
 /// Plans to take out up to `most` of the last leaves under one parent; `leaves` in the
 /// result are locked, in descending key order. Repeating it empties a tree in bounded steps.
 pub fn plan_tail(
@@ -653,10 +785,10 @@ pub fn plan_tail(
     most: usize,
 ) -> Result<(Removal, Vec<Slot>), Error> {
     let path = path(op, inode, tree, u64::MAX)?;
-    let parent = match path.index.len() {
+    let parent = match path.way.index.len() {
         0 => root_of(op, inode, tree)?.children.clone(),
         n => {
-            let slot = path.lock_index(op, n - 1)?;
+            let slot = path.way.lock_index(op, n - 1)?;
             op.peek(slot).index()?.to_vec()
         }
     };
@@ -666,7 +798,7 @@ pub fn plan_tail(
         leaves.push(op.lock(&node).map_err(|e| owned_error(child.nid, e))?);
         keys.push(child.key);
     }
-    let removal = path.plan_removals(op, leaves.clone(), keys)?;
+    let removal = path.way.plan_removals(op, leaves.clone(), keys)?;
     Ok((removal, leaves))
 }
 

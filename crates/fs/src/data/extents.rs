@@ -390,19 +390,21 @@ fn apply_to(op: &mut Op<'_, FsNode>, slot: Slot, changes: Vec<Change>) {
 }
 
 /// One step of cutting a file.
-pub(super) struct Cut {
-    step: CutStep,
-    /// Blocks freed.
+pub(super) struct Cut<'s> {
+    step: CutStep<'s>,
+    /// Blocks that the file loses.
     pub freed: u64,
     /// Nothing is mapped at or above the cut after this step.
     pub done: bool,
 }
 
-enum CutStep {
+enum CutStep<'s> {
     Nothing,
     /// This node, the inode or a leaf, loses what lies at or above the page.
     From(Slot, u64),
     Leaves(tree::Removal),
+    /// An empty leaf covers what is above the cut of a node that is damaged.
+    Relief(Box<tree::Relief<'s>>),
 }
 
 /// The page at or above `page` from which on a list maps at most [`FREE_MAX`] pages.
@@ -431,7 +433,81 @@ pub(super) fn bounded_end(mapped: &[FileExtent], end: u64) -> u64 {
 }
 
 /// Plans one bounded step of freeing all pages at or above `page`.
-pub(super) fn plan_cut(op: &mut Op<'_, FsNode>, inode: Slot, page: u64) -> Result<Cut, Error> {
+pub(super) fn plan_cut<'s>(
+    op: &mut Op<'s, FsNode>,
+    inode: Slot,
+    page: u64,
+) -> Result<Cut<'s>, Error> {
+    plan_step(op, inode, page, false)
+}
+
+/// As [`plan_cut`], where that met damage: what is damaged of the last leaf, or above it, is lost to the file, with all that only it names,
+/// and nobody frees that. But what it has below `page` stays, for who reads there to learn.
+pub(super) fn plan_leak<'s>(
+    op: &mut Op<'s, FsNode>,
+    inode: Slot,
+    page: u64,
+) -> Result<Cut<'s>, Error> {
+    if let Body::Tree(root) = &op.peek(inode).inode()?.body {
+        let root = root.clone();
+        let is_leaf = |leaf: &FsNode| leaf.extents().map(drop);
+        if let Some(broken) = tree::broken(op, inode, TreeId::Body, u64::MAX, is_leaf)? {
+            return plan_around(op, inode, &root, broken, page);
+        }
+    }
+    plan_step(op, inode, page, true)
+}
+
+fn plan_around<'s>(
+    op: &mut Op<'s, FsNode>,
+    inode: Slot,
+    root: &Root,
+    broken: tree::Broken,
+    page: u64,
+) -> Result<Cut<'s>, Error> {
+    if broken.low < page {
+        let relief = broken.plan_relief(op, page)?;
+        return Ok(Cut {
+            step: CutStep::Relief(Box::new(relief)),
+            freed: 0,
+            done: true,
+        });
+    }
+    // How many it named is what nobody counts.
+    let blocks = op.peek(inode).inode()?.blocks;
+    let left = match blocks_below(op.store(), root, broken.low) {
+        Err(error) if error.is_damage() => blocks,
+        left => left?,
+    };
+    let removal = broken.plan_removal(op)?;
+    let done = removal.empties();
+    Ok(Cut {
+        step: CutStep::Leaves(removal),
+        freed: blocks.saturating_sub(left),
+        done,
+    })
+}
+
+/// Blocks that leaves name which end at `end` or before.
+fn blocks_below(store: &Store<FsNode>, root: &Root, end: u64) -> Result<u64, Error> {
+    let mut blocks = 0;
+    if end > 0 {
+        tree::walk(store, root, 0, |content, leaf| {
+            let list = content.extents()?;
+            blocks += list.iter().map(|e| u64::from(e.len)).sum::<u64>();
+            Ok(leaf.high.is_some_and(|high| high < end))
+        })?;
+    }
+    Ok(blocks)
+}
+
+/// `leaking`: whatever cannot be freed is lost.
+fn plan_step<'s>(
+    op: &mut Op<'s, FsNode>,
+    inode: Slot,
+    page: u64,
+    leaking: bool,
+) -> Result<Cut<'s>, Error> {
     let nothing = Cut {
         step: CutStep::Nothing,
         freed: 0,
@@ -455,7 +531,7 @@ pub(super) fn plan_cut(op: &mut Op<'_, FsNode>, inode: Slot, page: u64) -> Resul
                 let lost = clip(list, &(from..PAGE_LIMIT));
                 (CutStep::From(leaf, from), lost, from <= page)
             } else {
-                let few = page > 0 || op.peek(inode).inode()?.blocks > FREE_MAX;
+                let few = page > 0 || leaking || op.peek(inode).inode()?.blocks > FREE_MAX;
                 let most = if few { 1 } else { CUT_LEAVES };
                 let (removal, leaves) = tree::plan_tail(op, inode, TreeId::Body, most)?;
                 let mut lost = Vec::new();
@@ -471,12 +547,15 @@ pub(super) fn plan_cut(op: &mut Op<'_, FsNode>, inode: Slot, page: u64) -> Resul
     let mut freed = 0;
     for FileExtent { block, len, .. } in lost {
         freed += len as u64;
-        op.free(Extent { block, len })?;
+        match op.free(Extent { block, len }).map_err(Error::from) {
+            Err(error) if leaking && error.is_damage() => {}
+            done => done?,
+        }
     }
     Ok(Cut { step, freed, done })
 }
 
-impl Cut {
+impl Cut<'_> {
     pub fn apply(self, op: &mut Op<'_, FsNode>) {
         match self.step {
             CutStep::Nothing => {}
@@ -491,6 +570,7 @@ impl Cut {
             CutStep::Leaves(removal) => {
                 removal.finish(op, Some(Body::Extents(Vec::new())));
             }
+            CutStep::Relief(relief) => relief.finish(op, FsNode::Extents(Vec::new())),
         }
     }
 }

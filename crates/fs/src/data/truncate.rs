@@ -3,7 +3,8 @@
 //! A cut of a few extents is one record. A larger one is a chain of records: the first sets
 //! the size and `pending_truncate` and lists the inode among the orphans, the last undoes
 //! both; recovery finishes a chain it finds. The chain runs under the exclusive I/O lock, so
-//! nobody reads or allocates beyond the cut meanwhile (R16).
+//! nobody reads or allocates beyond the cut meanwhile (R16). A chain always ends: where it meets damage, that is reported,
+//! and blocks that only a damaged node names are lost until a repair finds them. A cut that meets damage is a chain.
 //!
 //! Cutting a file to nothing is usually the first half of rewriting it. A file whose extents are
 //! in its inode is only marked `replaced`: the old content stays logged until the new one takes
@@ -23,6 +24,7 @@ use engine::{Need, Node, Op, Slot};
 /// A file of more blocks, and more than are free, is cut at once.
 const KEPT_BLOCKS: u64 = 16;
 
+const LOST: &str = "blocks that only this names are lost";
 const CUT_FAILED: &str = "it was beyond the end of a truncation that failed";
 
 impl Files {
@@ -109,12 +111,12 @@ impl Files {
         if replaced || (size == 0 && self.replace(state)?) {
             return Ok(());
         }
-        let beyond = {
+        let beyond = || -> Result<bool, Error> {
             let content = state.node.read()?;
             let range = size.div_ceil(PAGE)..extents::PAGE_LIMIT;
-            !extents::lookup(&self.store, content.inode()?, range, 1)?.is_empty()
+            Ok(!extents::lookup(&self.store, content.inode()?, range, 1)?.is_empty())
         };
-        if size < logged || beyond {
+        if size < logged || beyond()? {
             self.cut(state, size)?;
         }
         Ok(())
@@ -159,8 +161,11 @@ impl Files {
                 _ => None,
             };
             let tail = tail::cut(inode, size);
-            let step = extents::plan_cut(&mut op, slot, page)?;
-            if step.done {
+            let step = match extents::plan_cut(&mut op, slot, page) {
+                Err(error) if error.is_damage() => None,
+                step => Some(step?),
+            };
+            if let Some(step) = step.filter(|step| step.done) {
                 if let Some(len) = shorter {
                     op.apply(slot, Delta::InlineLen(len));
                 }
@@ -246,6 +251,7 @@ impl Files {
     /// recovery does for inodes with a pending truncate.
     pub(crate) fn finish_chain(&self, node: &Node<FsNode>) -> Result<(), Error> {
         let ino = node.nid();
+        let mut damaged = false;
         loop {
             let (mut op, directory, slot) = self.begin_with_orphans(node)?;
             let inode = op.peek(slot).inode()?;
@@ -253,7 +259,18 @@ impl Files {
                 return Ok(());
             };
             let (blocks, unlinked) = (inode.blocks, inode.nlink == 0);
-            let step = extents::plan_cut(&mut op, slot, size.div_ceil(PAGE))?;
+            let page = size.div_ceil(PAGE);
+            let step = match std::mem::take(&mut damaged) {
+                true => extents::plan_leak(&mut op, slot, page)?,
+                false => match extents::plan_cut(&mut op, slot, page) {
+                    Err(error) if error.is_damage() => {
+                        tracing::error!("inode {ino}: {error}; {LOST}");
+                        damaged = true;
+                        continue;
+                    }
+                    step => step?,
+                },
+            };
             let done = step.done;
             let delist = match done && !unlinked {
                 true => {
@@ -302,8 +319,8 @@ impl Files {
             match self.release_step(&state) {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
-                Err(error @ (Error::Damage(_) | Error::Damaged { .. })) => {
-                    tracing::error!("inode {ino}: {error}; blocks that only this names are lost");
+                Err(error) if error.is_damage() => {
+                    tracing::error!("inode {ino}: {error}; {LOST}");
                     return self.leak(&state);
                 }
                 Err(error) => return Err(error),

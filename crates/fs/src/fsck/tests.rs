@@ -1,9 +1,11 @@
 //! Each kind of inconsistency is made on purpose, past the file system, and must be found.
 
+mod leaves;
+
 use super::repair::{Outcome, RepairOptions, RepairReport, repair};
 use super::*;
 use crate::api::{Caller, ROOT};
-use crate::content::{AttrChange, Body, Delta, FileExtent, Name, Orphan, Value, Xattr};
+use crate::content::{AttrChange, Body, Child, Delta, FileExtent, Name, Orphan, Value, Xattr};
 use crate::{FileSystem, FsOptions, MkfsOptions};
 use base::clock::Clock;
 use device::BlockDevice;

@@ -183,7 +183,11 @@ impl Files {
             let around = run.start.saturating_sub(1)..run.end;
             let mapped = match fresh {
                 true => Ok(Mapped::new()),
-                false => self.mapped(state, around),
+                false => match self.mapped(state, around) {
+                    // Damage there is nothing to these pages.
+                    Err(error) if error.is_damage() => self.mapped(state, run.clone()),
+                    mapped => mapped,
+                },
             };
             let laid = mapped.and_then(|mapped| {
                 self.lay_out_run(state, run.clone(), (&mapped, goal), &mut layout)
