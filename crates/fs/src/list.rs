@@ -190,7 +190,7 @@ pub fn find<T: Listed>(
     let Some(root) = inode.root(T::TREE) else {
         return Ok(pick::<T>(T::in_inode(inode)?, first, wanted));
     };
-    let seen = tree::glance(store, inode, root, first, |node| {
+    let seen = tree::glance(store, inode, root, first, |node, _| {
         Some(pick::<T>(T::in_leaf(node).ok()?, first, &wanted))
     });
     match seen {

@@ -291,7 +291,7 @@ pub fn walk(
     Ok(())
 }
 
-/// What `look` finds in the leaf that covers `key`, if all nodes on the way are in memory and nobody changes them; see
+/// What `look` finds in the leaf that covers `key`, and that ends where it is told (`None`: no end), if all nodes on the way are in memory and nobody changes them; see
 /// [`Store::glance`]. The inode is locked at least shared.
 #[inline]
 pub fn glance<R>(
@@ -299,14 +299,14 @@ pub fn glance<R>(
     inode: &Inode,
     root: &Root,
     key: u64,
-    look: impl Fn(&FsNode) -> Option<R>,
+    look: impl Fn(&FsNode, Option<u64>) -> Option<R>,
 ) -> Option<R> {
     let shape = inode.shape();
     let mut at = Descent::enter(&root.children, key).ok()?;
     for _ in 0..root.depth {
         at = at.glance(store, key)?;
     }
-    let found = store.glance(at.nid, look)?;
+    let found = store.glance(at.nid, |node| look(node, at.high))?;
     // Else names may have moved, or another node may have the leaf's nid, since the way to it was seen.
     (inode.shape() == shape || planted(Canary::ShapeIgnored)).then_some(found)
 }

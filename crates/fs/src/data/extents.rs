@@ -104,12 +104,16 @@ pub(super) fn lookup(
     if pages.is_empty() {
         return Ok(found);
     }
-    let mut add = |list: &[FileExtent]| -> Result<bool, Error> {
+    let mut add = |list: &[FileExtent], bounds: Range<u64>| -> Result<bool, Error> {
         let first = list.partition_point(|e| e.end() <= pages.start);
         for extent in list[first..].iter().take_while(|e| e.page < pages.end) {
             let (block, len) = (extent.block, extent.len);
             if !store.is_data_extent(Extent { block, len }) {
                 let what = format!("{extent:?} lies outside the data area");
+                return Err(Damage::new("extent", what).into());
+            }
+            if extent.page < bounds.start || extent.end() > bounds.end {
+                let what = format!("{extent:?} maps pages of another leaf");
                 return Err(Damage::new("extent", what).into());
             }
             if found.len() == most {
@@ -122,10 +126,11 @@ pub(super) fn lookup(
     match &inode.body {
         Body::Inline(_) => {}
         Body::Extents(list) => {
-            add(list)?;
+            add(list, 0..u64::MAX)?;
         }
         Body::Tree(root) => tree::walk(store, root, pages.start, |content, leaf| {
-            Ok(add(content.extents()?)? && leaf.high.is_some_and(|high| high < pages.end))
+            let bounds = leaf.low..leaf.high.unwrap_or(u64::MAX);
+            Ok(add(content.extents()?, bounds)? && leaf.high.is_some_and(|high| high < pages.end))
         })?,
         Body::Entries(_) | Body::Orphans(_) => {
             return Err(Damage::new("inode", "a file with a directory's body").into());
@@ -143,8 +148,13 @@ pub(super) fn glance(store: &Store<FsNode>, inode: &Inode, pages: &Range<u64>) -
     match &inode.body {
         Body::Extents(list) => few(store, list, pages),
         Body::Tree(root) => {
-            let found = tree::glance(store, inode, root, pages.start, |leaf| {
-                few(store, leaf.extents().ok()?, pages)
+            let found = tree::glance(store, inode, root, pages.start, |leaf, high| {
+                let list = leaf.extents().ok()?;
+                let outside = |last: &FileExtent| high.is_some_and(|high| last.end() > high);
+                match list.last().is_some_and(outside) {
+                    true => None,
+                    false => few(store, list, pages),
+                }
             })?;
             // What follows the last one may be in the next leaf.
             (found.last()?.end() >= pages.end).then_some(found)

@@ -135,3 +135,42 @@ fn a_cut_ends_where_it_meets_damage_and_the_file_grows_again() {
     }
     base::tight::set(false);
 }
+
+/// Such a mapping was a panic for who read across the border of the two leaves.
+#[test]
+fn a_leaf_that_maps_pages_of_another_one_is_an_error_for_who_reads_there() {
+    let world = World::new();
+    let file = world.scattered();
+    let (leaves, _) = world.tree_of(file);
+    let border = leaves[1].key;
+    let last = world.change(|fs| {
+        let leaf = fs.store().get(leaves[0].nid).unwrap().read().unwrap();
+        *leaf.extents().unwrap().last().unwrap()
+    });
+    let longer = FileExtent { len: 7, ..last };
+    let over = Delta::Extents {
+        start: last.page,
+        end: longer.end(),
+        with: vec![longer],
+    };
+    world.edit(vec![(leaves[0].nid, over)]);
+    world.change(|fs| {
+        let open = fs.open_file(file, libc::O_RDWR).unwrap();
+        let mut bytes = vec![0; 20 * PAGE as usize];
+        for from in [last.page, border - 1] {
+            let error = fs.read(&open, from * PAGE, &mut bytes).unwrap_err();
+            assert_eq!(error.errno(), libc::EIO, "{error}");
+        }
+        assert_eq!(byte_of(fs, &open, last.page - 2), Some(7));
+        assert_eq!(byte_of(fs, &open, last.page), None);
+        assert_eq!(byte_of(fs, &open, border), Some(7));
+        assert_eq!(byte_of(fs, &open, border + 1), Some(0));
+    });
+    let report = world.fsck();
+    let named = |f: &Finding| {
+        f.path.as_deref() == Some("/leaves") && f.what.contains("maps pages of another leaf")
+    };
+    assert!(report.findings.iter().any(named), "{:#?}", report.findings);
+    world.exercise();
+    world.repaired();
+}
