@@ -551,9 +551,10 @@ impl Files {
             return;
         };
         seat.since += first.bytes();
-        let Err((first, error)) = self.log_piece(state, first) else {
+        let Err(failed) = self.log_piece(state, first) else {
             return;
         };
+        let (first, error) = *failed;
         self.spare_devices(state, &error);
         seat.wait_for(usize::MAX);
         let mut gap = first.grows;
@@ -561,7 +562,8 @@ impl Files {
         for piece in std::mem::take(&mut seat.pieces) {
             if gap && piece.grows {
                 failed.push(self.give_up(state, piece));
-            } else if let Err((piece, _)) = self.log_piece(state, piece) {
+            } else if let Err(refused) = self.log_piece(state, piece) {
+                let (piece, _) = *refused;
                 gap |= piece.grows;
                 failed.push(piece);
             }
@@ -579,7 +581,11 @@ impl Files {
     }
 
     /// Logs a piece that has landed. An error: it has failed.
-    fn log_piece(&self, state: &Arc<FileState>, piece: Piece) -> Result<(), (Failed<'_>, Error)> {
+    fn log_piece(
+        &self,
+        state: &Arc<FileState>,
+        piece: Piece,
+    ) -> Result<(), Box<(Failed<'_>, Error)>> {
         let landed = match planted(Canary::PieceLoggedEarly) {
             true => Ok(()),
             false => match &piece.result {
@@ -589,7 +595,7 @@ impl Files {
             },
         };
         if let Err(error) = landed {
-            return Err((self.give_up(state, piece), error));
+            return Err(Box::new((self.give_up(state, piece), error)));
         }
         let Piece {
             pages,
@@ -626,7 +632,7 @@ impl Files {
                     memory,
                     promise: self.out_of_promise(state, reserved),
                 };
-                Err((failed, error))
+                Err(Box::new((failed, error)))
             }
         }
     }
