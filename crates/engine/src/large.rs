@@ -16,12 +16,13 @@
 //!    is staged, or dirty, is beyond what operations wait at by no more than one of them and small ones; and that is within what is
 //!    kept for several ordinary ones: see [`Store::large_most`].
 
+use crate::claims::{FreshNid, Reservation};
 use crate::content::Content;
 use crate::dirty::LEAF_COST;
 use crate::error::Error;
 use crate::journal::CREDIT;
 use crate::node::{Body, Node};
-use crate::op::{FreshNid, Op, Reservation, Slot, fold};
+use crate::op::{Op, Slot, fold};
 use crate::ring::Credit;
 use crate::store::{STAGING_MAX, Store, THREADS_MAX};
 use base::atomic::Ordering;

@@ -26,6 +26,7 @@ mod reclaim;
 pub mod run;
 mod scans;
 pub mod sequences;
+pub mod setting;
 mod shared;
 mod sparse;
 mod staged;

@@ -3,8 +3,9 @@
 use crate::aimed;
 use crate::explore::{Base, Effort, Explorer, Failure, Seen};
 use crate::op::Op;
-use crate::random::{self, Generator, Ran, Setting, Source, Step};
+use crate::random::{self, Generator, Ran, Source, Step};
 use crate::sequences::{self, Plan};
+use crate::setting::Setting;
 use crate::threads;
 use crate::world::Shape;
 use base::canary::{Canary, plant};

@@ -2,9 +2,10 @@
 
 use base::canary::Canary;
 use sim::explore::{Failure, Seen};
-use sim::random::{Setting, Trouble, run_seed, run_steps};
+use sim::random::{run_seed, run_steps};
 use sim::run;
 use sim::sequences::Plan;
+use sim::setting::{Setting, Trouble};
 use sim::world::Shape;
 
 fn seeds(default: &str) -> std::ops::RangeInclusive<u64> {

@@ -2,10 +2,11 @@
 
 use super::Store;
 use crate::checkpoint::CheckpointState;
+use crate::claims::{Kept, Promise, Reservation};
 use crate::content::Content;
 use crate::error::Error;
 use crate::node::{Body, Node};
-use crate::op::{Kept, Need, Op, Promise, Reservation};
+use crate::op::{Need, Op};
 use crate::space::{Conversion, Extent, Source, TRIES_MAX, Tried};
 use base::atomic::Ordering;
 use format::Block;

@@ -3,7 +3,7 @@
 
 use super::deceit::Deceit;
 use crate::content::{SECTOR, Versions, explain};
-use crate::random::Trouble;
+use crate::setting::Trouble;
 use base::sched;
 use base::sync::Mutex;
 use format::BLOCK_SIZE;

@@ -5,7 +5,7 @@ use super::deceit::Deceit;
 use super::ledger::{Entries, Known, Ledger};
 use super::tasks::Task;
 use super::{DIRS, JUGGLED, Outcome, Plan};
-use crate::random::Trouble;
+use crate::setting::Trouble;
 use crate::world::{Image, Machine, Shape};
 use base::rng::Rng;
 use base::sync::{Mutex, rank};

@@ -5,7 +5,7 @@ use super::{DIRS, JUGGLED, MARK};
 use crate::drive::write_all;
 use crate::faults::Fault;
 use crate::look::content_of;
-use crate::random::Trouble;
+use crate::setting::Trouble;
 use crate::world::Machine;
 use base::rng::Rng;
 use fs::{Caller, FileSystem, Ino, OpenFile, ROOT, SetAttr};
