@@ -5,7 +5,7 @@ use std::io;
 use device::Array;
 use serde::Serialize;
 
-use crate::fsck::is_outdated;
+use crate::fsck::{is_outdated, with_remedy};
 use crate::output::{one_line, shown, tell};
 
 /// Errors are left on the devices.
@@ -107,11 +107,15 @@ impl Failure {
     }
 
     /// A file system does not open, or not for writing. Of damage, with what tells more, and what a repair would do; of a device that was put
-    /// back to an old copy the error itself tells the remedy.
+    /// back to an old copy with that remedy.
     pub fn unopened(error: fs::Error, array: &Array) -> Self {
         let damaged = matches!(error, fs::Error::Damage(_) | fs::Error::Damaged { .. });
-        let failure = Failure::from(error);
-        if !damaged || is_outdated(array) {
+        let outdated = damaged && is_outdated(array);
+        let failure = Failure::new(error.to_string());
+        if outdated {
+            return with_remedy(failure, &error);
+        }
+        if !damaged {
             return failure;
         }
         let devices = array.device_names().join(" ");

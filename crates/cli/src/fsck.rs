@@ -31,6 +31,14 @@ pub fn is_outdated(array: &Array) -> bool {
     !engine::outdated(array).is_empty()
 }
 
+/// That a file system with such a device does not open, with the remedy. Where there is a checkpoint record the error itself tells that.
+pub fn with_remedy(failure: Failure, error: &fs::Error) -> Failure {
+    match error {
+        fs::Error::Damage(damage) if damage.structure == "label" => failure,
+        _ => failure.after(REATTACH),
+    }
+}
+
 /// The report as `--json` shows it.
 #[derive(Serialize)]
 struct Shown {
@@ -248,8 +256,13 @@ fn repaired(paths: &[PathBuf], args: &Fsck) -> Result<Shown, Failure> {
     };
     // Nobody is there who would know whether the latest state is still to be had.
     if (args.unattended || args.preen) && is_outdated(&array) {
-        let report = examine(&array)?;
-        let mut shown = Shown::new(&array, &report, UNCORRECTED);
+        // Without a checkpoint record nothing else tells what there is.
+        let plan = RepairOptions {
+            dry_run: true,
+            ..RepairOptions::default()
+        };
+        let report = repair(&array, &plan, &|_| {})?;
+        let mut shown = Shown::new(&array, &report.before, UNCORRECTED);
         shown.refused = Some(Refused {
             why:
                 "the old state of a device would be accepted, and what was written to it since lost"
@@ -362,8 +375,7 @@ fn quick(paths: &[PathBuf]) -> Outcome {
         Err(error @ (fs::Error::Damage(_) | fs::Error::Damaged { .. })) => {
             let failure = Failure::damaged(error.to_string());
             Err(match is_outdated(&array) {
-                // Which tells the remedy.
-                true => failure,
+                true => with_remedy(failure, &error),
                 false => failure.after("`sheaf fsck --repair` corrects what can be corrected"),
             })
         }

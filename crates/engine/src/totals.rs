@@ -12,7 +12,7 @@
 //! 3. A chunk that is being converted counts as free for promises until its blocks are available, and for nobody else:
 //!    its map may wait for a checkpoint.
 
-use base::atomic::{AtomicI64, Ordering};
+use base::atomic::{AtomicI64, AtomicU64, Ordering};
 
 #[derive(Debug)]
 pub(crate) struct Totals {
@@ -21,6 +21,8 @@ pub(crate) struct Totals {
     /// Those of them that are being converted.
     converting: AtomicI64,
     promised: AtomicI64,
+    /// How often blocks went back to a promise.
+    returned: AtomicU64,
     /// Free chunks that promises do not cover.
     reserve_chunks: AtomicI64,
     chunk_blocks: i64,
@@ -33,6 +35,7 @@ impl Totals {
             free_chunks: AtomicI64::new(free_chunks),
             converting: AtomicI64::new(0),
             promised: AtomicI64::new(0),
+            returned: AtomicU64::new(0),
             reserve_chunks: AtomicI64::new(reserve_chunks),
             chunk_blocks: chunk_blocks as i64,
         }
@@ -48,17 +51,29 @@ impl Totals {
     pub fn promisable_beyond(&self, reserve_chunks: i64) -> i64 {
         // Each before where its blocks come from (invariant 2): promises are redeemed by
         // available blocks, and those of a new data chunk were a free chunk.
-        let promised = self.promised.load(Ordering::SeqCst);
-        let available = self.available.load(Ordering::SeqCst);
+        let (promised, available) = self.promised_and_available();
         let free_chunks = self.free_chunks.load(Ordering::SeqCst);
         let spare = (free_chunks - reserve_chunks).max(0);
         available + spare * self.chunk_blocks - promised
     }
 
+    /// What is promised, and then what is available. Of blocks that go back to a promise meanwhile, it may be that the former is without them and the latter
+    /// with them: then both are looked at again.
+    fn promised_and_available(&self) -> (i64, i64) {
+        loop {
+            let returned = self.returned.load(Ordering::SeqCst);
+            let promised = self.promised.load(Ordering::SeqCst);
+            let available = self.available.load(Ordering::SeqCst);
+            if self.returned.load(Ordering::SeqCst) == returned {
+                return (promised, available);
+            }
+        }
+    }
+
     /// Free chunks that promises need beside what is available: metadata does without them.
     pub fn promised_chunks(&self) -> i64 {
-        let promised = self.promised.load(Ordering::SeqCst);
-        let missing = promised - self.available.load(Ordering::SeqCst);
+        let (promised, available) = self.promised_and_available();
+        let missing = promised - available;
         let chunks = (missing + self.chunk_blocks - 1) / self.chunk_blocks;
         (chunks - self.converting()).max(0)
     }
@@ -86,6 +101,8 @@ impl Totals {
     /// finds them available and not promised.
     pub fn promise_again(&self, blocks: u64) {
         self.promised.fetch_add(blocks as i64, Ordering::SeqCst);
+        // Who finds the blocks available finds this, and who knew this before has found them promised.
+        self.returned.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Blocks that a promise covers are taken, or available ones are lost.

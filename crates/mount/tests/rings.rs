@@ -1,6 +1,6 @@
 //! Requests of a mount that come by io_uring, of CPUs that run only after the mount.
 //!
-//! Needs `Y` in the parameter `enable_uring` of the module `fuse`, and two CPUs.
+//! Needs two CPUs, and `Y` in the parameter `enable_uring` of the module `fuse`: it is set meanwhile, as root.
 
 mod common;
 #[path = "common/world.rs"]
@@ -58,6 +58,31 @@ fn read_on(path: &Path) {
     }
 }
 
+/// The kernel offers rings as long as this lives, if it can.
+struct Offered {
+    before: Option<String>,
+}
+
+impl Offered {
+    fn by_the_kernel() -> Offered {
+        let before = match uring::is_enabled() {
+            true => None,
+            false => fs::read_to_string(uring::PARAMETER).ok(),
+        };
+        Offered {
+            before: before.filter(|_| fs::write(uring::PARAMETER, "Y").is_ok()),
+        }
+    }
+}
+
+impl Drop for Offered {
+    fn drop(&mut self) {
+        if let Some(before) = &self.before {
+            fs::write(uring::PARAMETER, before.trim()).unwrap();
+        }
+    }
+}
+
 /// Has the daemon drop its pages again and again.
 fn abort_on(path: &Path) {
     let file = open(path);
@@ -73,6 +98,7 @@ fn abort_on(path: &Path) {
 #[test]
 fn programs_on_a_cpu_that_came_later_are_served() {
     let at_work = |cpus: Vec<usize>| [0, usize::from(CPU)].iter().all(|cpu| cpus.contains(cpu));
+    let _offered = Offered::by_the_kernel();
     if !uring::is_enabled() || !at_work(base::thread::allowed_cpus()) {
         return base::skip("FUSE over io_uring, and two CPUs");
     }

@@ -53,7 +53,7 @@ fn the_same_seed_asks_the_devices_for_the_same_things() {
         assert_ne!(first.trace, 0);
         assert_eq!(first.trace, again.trace, "seed {seed}");
     }
-    assert_eq!(kinds.len(), 6, "{kinds:?}");
+    assert_eq!(kinds.len(), 7, "{kinds:?}");
 }
 
 fn lies(text: &str) -> Option<Failure> {

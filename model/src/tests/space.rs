@@ -216,7 +216,7 @@ fn a_block_is_not_promised_again_while_it_is_taken() {
 /// Of two blocks that were taken for a promise and are not used, none is for somebody else on the way back to it.
 ///
 /// Found when broken: `give` before `promise_again`, as it was (a write was accepted for which there was room no more once the one
-/// before it was tried again).
+/// before it was tried again); `promise_again` that does not count, so that somebody looks at promises before it and at what is available after it.
 #[test]
 fn a_block_that_goes_back_to_its_promise_is_nobodys_in_between() {
     check(3, || {

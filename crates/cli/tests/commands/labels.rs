@@ -311,7 +311,7 @@ fn an_interrupted_repair_is_repeated() {
     assert!(now[..4096] == now[COPIES[1] as usize..][..4096]);
     // Beside a partition table a label in the last block does not speak for a device.
     clear(&array.image(1), 0);
-    let last = &sound[1][COPIES[1] as usize..];
+    let last = &now[COPIES[1] as usize..];
     array.image(1).write_all_at(last, COPIES[1]).unwrap();
     array.fsck(&["--relabel"]).exits(CORRECTED);
     array.check();
