@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Waker};
 
+const LOOKS: usize = 100_000;
 const LEN: usize = 8192;
 
 fn past(fs: &FileSystem, flags: i32) -> Arc<OpenFile> {
@@ -34,7 +35,12 @@ fn fails(write: impl FnOnce(&Arc<FileSystem>, &Arc<OpenFile>, AlignedBuf)) -> (b
     fail(Times::Always);
     write(&fs, &file, AlignedBuf::from_slice(&[7; LEN]));
     fail(Times::Next(0));
-    let told = (fs.fsync(&other, false).is_err(), fs.sync().is_err());
+    // A thread that has the request may be about to say that it failed.
+    let told = (0..LOOKS).any(|_| {
+        base::thread::yield_now();
+        fs.fsync(&other, false).is_err()
+    });
+    let told = (told, fs.sync().is_err());
     drop((file, other));
     fs.sync().unwrap();
     fs.close().unwrap();
