@@ -14,7 +14,6 @@
 //! 4. There are at most [`TASKS`]; who finds no room for one reads for itself.
 
 use super::file::{FileState, OpenFile};
-use super::read::is_undisturbed;
 use super::runs::ReadRun;
 use super::{Files, PAGE};
 use crate::Error;
@@ -314,23 +313,11 @@ impl Files {
         let end = pages.end.min(state.size().div_ceil(PAGE));
         let mut at = pages.start;
         while at < end {
-            // Before it is known that they are not cached, and before they are read.
-            let quiet = state.stores.quiet();
-            if !is_undisturbed(state, quiet) {
+            let Some(loads) = self.framed(state, at..end, 1)? else {
                 // They would not be kept.
                 return Ok(());
-            }
-            let absent = |page| self.pages.begin_load(state.key, page);
-            let mut loads: Vec<Load<'_>> = (at..end).map_while(absent).collect();
+            };
             at += (loads.len() as u64).max(1);
-            if loads.is_empty() {
-                continue;
-            }
-            loads.iter_mut().for_each(Load::show_early);
-            self.load_frames(state, &mut loads)?;
-            if !is_undisturbed(state, quiet) {
-                return Ok(());
-            }
             let kept = loads.into_iter().map(Load::publish);
             let kept = kept.filter(|&kept| kept).count();
             self.pages.brought(0, kept as u64);

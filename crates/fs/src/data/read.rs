@@ -396,27 +396,16 @@ impl Files {
         buf: &mut [u8],
     ) -> u64 {
         let mut good = pages.start;
-        // Before it is known that they are not cached, and before they are read.
-        let quiet = state.stores.quiet();
-        if !is_undisturbed(state, quiet) {
-            return good;
-        }
-        let absent = |page| self.pages.begin_load(state.key, page);
-        let mut loads: Vec<Load<'_>> = pages.map_while(absent).collect();
-        if loads.len() < framed_min() {
-            return good;
-        }
-        loads.iter_mut().for_each(Load::show_early);
         let beside = self.cleaning.beside_read();
-        if let Err(error) = self.load_frames(state, &mut loads) {
-            // It may be a neighbour that nobody asked for.
-            tracing::debug!("a read of inode {} to the cache: {error}", state.ino());
-            return good;
-        }
+        let loads = match self.framed(state, pages, framed_min()) {
+            Ok(loads) => loads.unwrap_or_default(),
+            Err(error) => {
+                // It may be a neighbour that nobody asked for.
+                tracing::debug!("a read of inode {} to the cache: {error}", state.ino());
+                return good;
+            }
+        };
         drop(beside);
-        if !is_undisturbed(state, quiet) {
-            return good;
-        }
         let end = at + buf.len() as u64;
         for load in loads {
             let page = load.page();
@@ -430,6 +419,29 @@ impl Files {
             }
         }
         good
+    }
+
+    /// The first of these pages, as far as they are absent and if they are `least` at least, in frames where they may stay. `None`: somebody has written meanwhile, and they
+    /// may be another thing. The caller holds the I/O lock.
+    pub(super) fn framed(
+        &self,
+        state: &Arc<FileState>,
+        pages: Range<u64>,
+        least: usize,
+    ) -> Result<Option<Vec<Load<'_>>>, Error> {
+        // Before it is known that they are not cached, and before they are read.
+        let quiet = state.stores.quiet();
+        if !is_undisturbed(state, quiet) {
+            return Ok(None);
+        }
+        let absent = |page| self.pages.begin_load(state.key, page);
+        let mut loads: Vec<Load<'_>> = pages.map_while(absent).collect();
+        if loads.len() < least {
+            return Ok(Some(Vec::new()));
+        }
+        loads.iter_mut().for_each(Load::show_early);
+        self.load_frames(state, &mut loads)?;
+        Ok(is_undisturbed(state, quiet).then_some(loads))
     }
 
     /// Devices take this memory as it lies; of other memory they get a copy.
