@@ -452,6 +452,7 @@ impl Queue for RingQueue {
 
     fn reap(&mut self, ended: &mut Vec<Ended>) {
         ended.append(&mut self.refused);
+        // What was pushed since is started by its owner, or by a wait, which does both by one call.
         if let News::InKernel = self.ring.has_news() {
             self.ring.enter();
         }

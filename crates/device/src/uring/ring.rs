@@ -55,6 +55,8 @@ pub(super) struct Ring {
     again: Vec<u32>,
     /// Entries that the kernel has not seen.
     queued: usize,
+    /// None of them was offered to it.
+    untried: bool,
     /// Some of these were in flight before.
     resubmitted: bool,
     /// The kernel looks at the bell.
@@ -94,6 +96,7 @@ impl Ring {
             free: (0..entries as u32).rev().collect(),
             again: Vec::with_capacity(entries),
             queued: 0,
+            untried: false,
             resubmitted: false,
             listens: false,
             timed: None,
@@ -218,8 +221,9 @@ impl Ring {
         // (invariant 1). Its descriptor is open as long as the device, or the bell, which outlives the wait for it.
         while unsafe { self.ring.submission().push(entry) }.is_err() {
             // Cancels have taken up the room.
-            enter::start(&mut self.ring);
+            self.enter();
         }
+        self.untried |= self.queued == 0;
         self.queued += 1;
     }
 
@@ -318,7 +322,7 @@ impl Ring {
     }
 
     fn count_queued(&mut self) {
-        self.queued = self.ring.submission().len();
+        (self.queued, self.untried) = (self.ring.submission().len(), false);
     }
 
     /// As [`wait`](Ring::wait) for one, no longer than that, and of a bell that was rung so often until it is rung again.
@@ -434,11 +438,11 @@ impl Ring {
         Some(Ended { part, result })
     }
 
-    /// Whether [`collect`](Ring::collect) would find something, or would after a call of the kernel's.
+    /// Whether [`collect`](Ring::collect) would find something, or would after a call of the kernel's. Of what was never started there is none.
     pub fn has_news(&mut self) -> News {
         if !self.ring.completion().is_empty() {
             News::Here
-        } else if self.ring.submission().taskrun() || self.queued > 0 {
+        } else if self.ring.submission().taskrun() || (self.queued > 0 && !self.untried) {
             News::InKernel
         } else {
             News::None

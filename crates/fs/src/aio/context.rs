@@ -114,6 +114,15 @@ pub(super) struct Done {
     pub result: Result<usize, Error>,
 }
 
+/// When what was taken, or begins again, is started.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Start {
+    /// Also if nobody waits, while there is always something that has ended.
+    Now,
+    /// By the call of the kernel that waits, if it comes to one; its owner sees to that.
+    ByWait,
+}
+
 type Callback = Box<dyn FnOnce(&mut IoContext, Completion) + Send>;
 
 /// A request that was taken.
@@ -267,7 +276,6 @@ impl IoContext {
     ) -> usize {
         let taken = self.inner().take_all(requests);
         self.wait(at_least, out, patience);
-        self.inner().queues.ring();
         taken
     }
 
@@ -308,16 +316,20 @@ impl IoContext {
     /// Completes what has ended, without waiting: puts completions behind those in `out`, and calls callbacks. Returns how many
     /// requests it completed.
     pub fn poll(&mut self, out: &mut Vec<Completion>) -> usize {
-        self.complete(|completion| out.push(completion.hand_over()))
+        self.complete(Start::Now, |completion| out.push(completion.hand_over()))
     }
 
     /// As [`poll`](Self::poll), with completions for whoever that is.
-    fn complete(&mut self, mut to: impl FnMut(Completion)) -> usize {
+    fn complete(&mut self, start: Start, mut to: impl FnMut(Completion)) -> usize {
         {
             let mut inner = self.shared.inner.lock();
             inner.give_up_closed(&self.shared.closed);
             inner.reap();
             inner.end(&mut self.ended);
+            // Callbacks may take their time.
+            if start == Start::Now || self.ended.iter().any(|(then, _)| then.is_some()) {
+                inner.queues.ring();
+            }
         }
         // Callbacks may complete some of these, and add to them for ever.
         let ended = self.ended.len();
@@ -347,17 +359,17 @@ impl IoContext {
         let mut completed = 0;
         loop {
             let rung = self.bell.rung();
-            completed += self.poll(out);
-            if completed >= at_least || self.in_flight() == 0 {
-                return completed;
-            }
+            completed += self.complete(Start::ByWait, |done| out.push(done.hand_over()));
             let left = end
                 .as_ref()
                 .map(|(clock, end)| Duration::from_nanos(end.saturating_sub(clock.monotonic_ns())));
-            if left.is_some_and(|left| left.is_zero()) {
+            let is_over = left.is_some_and(|left| left.is_zero());
+            let mut inner = self.inner();
+            if completed >= at_least || is_over || inner.in_flight() + self.ended.len() == 0 {
+                inner.queues.ring();
                 return completed;
             }
-            self.inner().sleep(false, rung, left);
+            inner.sleep(false, rung, left);
         }
     }
 
@@ -635,8 +647,6 @@ impl Inner {
             self.land_read(flight);
         }
         self.reads = reads;
-        // What goes on, and what was added: nobody waits, who would start it, while there is always something that has ended.
-        self.queues.ring();
         if self.asked > 0 {
             self.answers.take(&mut self.answered);
             self.asked -= self.answered.len();
@@ -733,7 +743,8 @@ impl Drop for IoContext {
             // Also what began again meanwhile.
             self.inner().queues.cancel_all();
             let rung = self.bell.rung();
-            if self.complete(|completion| gone.push(completion)) == 0 {
+            let complete = self.complete(Start::ByWait, |completion| gone.push(completion));
+            if complete == 0 {
                 self.inner().sleep(false, rung, None);
             }
             gone.clear();
