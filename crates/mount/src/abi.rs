@@ -512,6 +512,8 @@ pub mod fopen {
 
 /// GETATTR and STATX: the file handle is valid.
 pub const GETATTR_FH: u32 = 1 << 0;
+/// READ: names whose locks it respects, which one that fills the page cache does not.
+pub const READ_LOCKOWNER: u32 = 1 << 1;
 /// WRITE: from the page cache (memory mapping); the handle is a guess.
 pub const WRITE_CACHE: u32 = 1 << 0;
 /// WRITE: clear suid, and sgid if executable by group.

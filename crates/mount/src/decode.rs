@@ -319,6 +319,8 @@ fn file_operation<'a>(header: &abi::InHeader, body: &mut Body<'a>) -> Option<Ope
                     offset: offset(input.offset)?,
                     open_flags: input.flags,
                     from_page_cache: false,
+                    past_page_cache: input.read_flags & abi::READ_LOCKOWNER != 0
+                        && input.flags & libc::O_DIRECT as u32 != 0,
                     kill_suid_sgid: false,
                 },
                 size: input.size,
@@ -333,6 +335,7 @@ fn file_operation<'a>(header: &abi::InHeader, body: &mut Body<'a>) -> Option<Ope
                     offset: offset(input.offset)?,
                     open_flags: input.flags,
                     from_page_cache: input.write_flags & abi::WRITE_CACHE != 0,
+                    past_page_cache: false,
                     kill_suid_sgid: input.write_flags & abi::WRITE_KILL_SUIDGID != 0,
                 },
                 data: body.bytes(input.size)?,

@@ -95,6 +95,12 @@ impl Pages {
         }
     }
 
+    /// Those that a direct write was made of, after somebody may have read them back.
+    pub fn written_past(node: NodeId, bytes: Range<u64>) -> Pages {
+        let race = Race::Any;
+        Pages { node, bytes, race }
+    }
+
     pub fn is_of(&self, node: NodeId) -> bool {
         self.node == node
     }
@@ -109,6 +115,14 @@ impl Pages {
         let len = i64::try_from(self.bytes.end - self.bytes.start);
         (self.bytes.start as i64, len.unwrap_or(0))
     }
+}
+
+/// What becomes of pages that could not be dropped while somebody waited.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Else {
+    /// Others drop them.
+    Soon,
+    Never,
 }
 
 /// What follows the drop of a file's pages.
@@ -140,17 +154,37 @@ struct Turns {
     /// Workers that wait for one.
     waiting: usize,
     /// Left to those who drop.
-    left: VecDeque<(Pages, Then)>,
+    left: VecDeque<Left>,
+    /// Of the next one that is left.
+    ticket: u64,
+}
+
+struct Left {
+    pages: Pages,
+    then: Then,
+    ticket: u64,
 }
 
 impl Turns {
     /// For somebody else, who has no lock of the kernel's.
-    fn leave(&mut self, pages: Pages, then: Then) {
+    fn leave(&mut self, pages: Pages, then: Then) -> u64 {
         let race = match pages.race {
             Race::None => Race::Any,
             race => race,
         };
-        self.left.push_back((Pages { race, ..pages }, then));
+        let (pages, ticket) = (Pages { race, ..pages }, self.ticket);
+        self.ticket += 1;
+        self.left.push_back(Left {
+            pages,
+            then,
+            ticket,
+        });
+        ticket
+    }
+
+    /// It is done already, or nobody needs it any more.
+    fn withdraw(&mut self, ticket: u64) {
+        self.left.retain(|left| left.ticket != ticket);
     }
 }
 
@@ -191,24 +225,28 @@ impl Notifier {
     /// The kernel drops these pages; then does `then`. This is so when the call returns, unless too many workers are at
     /// others: then soon. Whoever calls this in a request calls [`answered`](Self::answered) after the answer.
     pub(crate) fn drop_pages(&self, pages: Pages, then: Then) {
+        self.drop_or_leave(pages, then);
+    }
+
+    /// The same; returns under which number it was left to others.
+    fn drop_or_leave(&self, pages: Pages, then: Then) -> Option<u64> {
         {
             let mut turns = self.0.turns.lock();
             let most = (self.0.hands.most / 2).min(BUSY_MAX);
             let is_crowded = turns.dropping + turns.waiting >= most || !self.0.hands.are_free();
             // Who else would do what is left?
             if turns.dropping > 0 && is_crowded {
-                turns.leave(pages, then);
-                return;
+                return Some(turns.leave(pages, then));
             }
             turns.dropping += 1;
             if ALONE.get() {
-                turns.leave(pages, then);
+                let ticket = turns.leave(pages, then);
                 turns.owing += 1;
                 self.0.owing.store(turns.owing, Ordering::Relaxed);
                 drop(turns);
                 // Without one it comes after the answer.
                 self.0.helper.get().inspect(|helper| helper());
-                return;
+                return Some(ticket);
             }
         }
         self.send_drop(&pages);
@@ -221,6 +259,7 @@ impl Notifier {
                 self.0.owing.store(turns.owing, Ordering::Relaxed);
             }
         }
+        None
     }
 
     /// Whether somebody owes that.
@@ -239,7 +278,7 @@ impl Notifier {
         }
         turns.owing -= 1;
         self.0.owing.store(turns.owing, Ordering::Relaxed);
-        while let Some((pages, then)) = turns.left.pop_front() {
+        while let Some(Left { pages, then, .. }) = turns.left.pop_front() {
             drop(turns);
             self.send_drop(&pages);
             then();
@@ -250,13 +289,25 @@ impl Notifier {
 
     /// The kernel drops pages that are not what a write has made. Once for all such writes that nobody has come to yet.
     pub(crate) fn drop_outdated(&self, pages: Pages) {
-        let is_left = {
-            let turns = self.0.turns.lock();
-            turns.left.iter().any(|(other, _)| other.has(&pages))
-        };
-        if !is_left {
+        if !self.is_left(&pages) {
             self.drop_pages(pages, Box::new(|| {}));
         }
+    }
+
+    /// The kernel drops the attributes of a file, which a direct write has changed that is not answered yet, and those pages that it may have as they were
+    /// before. Where too many workers are at others, pages are dropped soon after this. Whoever calls this in a request calls [`answered`](Self::answered) after the answer.
+    pub(crate) fn drop_written_past(&self, node: NodeId, pages: Option<Pages>) {
+        self.drop_attributes(node);
+        if let Some(pages) = pages
+            && !self.is_left(&pages)
+        {
+            self.drop_pages_and(pages, Else::Soon);
+        }
+    }
+
+    fn is_left(&self, pages: &Pages) -> bool {
+        let turns = self.0.turns.lock();
+        turns.left.iter().any(|left| left.pages.has(pages))
     }
 
     /// These bytes of a file are about to be read for the kernel's request of this number.
@@ -290,8 +341,12 @@ impl Notifier {
         self.0.rereads.end(pages.node, now_ns());
     }
 
-    /// As [`drop_pages`](Self::drop_pages), and waits until it is so, as well as can be: false, it may not be.
+    /// As [`drop_pages`](Self::drop_pages), and waits until it is so, as well as can be: false, it may not be, and nobody does it later.
     pub(crate) fn drop_pages_and_wait(&self, pages: Pages) -> bool {
+        self.drop_pages_and(pages, Else::Never)
+    }
+
+    fn drop_pages_and(&self, pages: Pages, otherwise: Else) -> bool {
         let dropped = Arc::new((Mutex::new(rank::LEAF, false), Condvar::new()));
         let then = {
             let dropped = Arc::clone(&dropped);
@@ -301,14 +356,18 @@ impl Notifier {
                 told.notify_all();
             }
         };
-        self.drop_pages(pages, Box::new(then));
-        let (is_done, told) = &*dropped;
-        if *is_done.lock() {
+        let Some(ticket) = self.drop_or_leave(pages, Box::new(then)) else {
             return true;
-        }
-        self.wait(Duration::ZERO, |most| {
+        };
+        let (is_done, told) = &*dropped;
+        let is_dropped = self.wait(Duration::ZERO, |most| {
             wait_at_most(most, told, &mut is_done.lock(), |is_done| *is_done)
-        })
+        });
+        if !is_dropped && otherwise == Else::Never {
+            // Who asks again and again would fill the memory with these.
+            self.0.turns.lock().withdraw(ticket);
+        }
+        is_dropped
     }
 
     /// Waits for what others drop: `waiting` does, for so long at most. That is `crowded` if too few workers would be left, who may be what the
@@ -465,18 +524,27 @@ mod tests {
             works_alone();
             its.drop_pages(Pages::all(7), Box::new(|| {}));
             its.answered();
-            assert!(!its.drop_pages_and_wait(Pages::all_unwritten(8)));
+            // Who looks for data in a loop had each of these remembered.
+            for _ in 0..100 {
+                assert!(!its.drop_pages_and_wait(Pages::all_unwritten(8)));
+            }
+            assert_eq!(its.0.turns.lock().left.len(), 1);
+            // As it is made known, what a write has made of a page is dropped by somebody.
+            its.drop_written_past(9, Some(Pages::written_past(9, 0..4096)));
+            its.drop_written_past(9, Some(Pages::written_past(9, 0..4096)));
+            assert_eq!(its.0.turns.lock().left.len(), 2);
             assert!(its.owes());
         };
         base::thread::spawn("alone", worker)
             .unwrap()
             .join()
             .unwrap();
-        assert_eq!((rung(), called.load(Ordering::Relaxed)), (0, 2));
-        notifier.answered();
-        notifier.answered();
-        notifier.answered();
-        assert_eq!((rung(), notifier.owes()), (2, false));
+        // Attributes only.
+        assert_eq!((rung(), called.load(Ordering::Relaxed)), (2, 4));
+        while notifier.owes() {
+            notifier.answered();
+        }
+        assert_eq!((rung(), notifier.owes()), (4, false));
         assert_eq!(notifier.0.turns.lock().dropping, 0);
     }
 

@@ -130,6 +130,8 @@ pub struct Span {
     pub open_flags: u32,
     /// Sent by the kernel's write-back of a memory mapping; the handle is a guess.
     pub from_page_cache: bool,
+    /// A read that goes to its caller's memory, past the page cache. Faults of mappings and read-ahead come with the flags of the open file, too.
+    pub past_page_cache: bool,
     /// The caller may not keep suid and sgid.
     pub kill_suid_sgid: bool,
 }

@@ -43,11 +43,13 @@
 //! read and write the kernel tells when a descriptor is closed, for their atomic writes ([`crate::atomic`]); for others close(2) is
 //! spared a round trip.
 //! `O_DIRECT` needs no `FOPEN_DIRECT_IO`: the kernel then sends unaltered requests and keeps
-//! its cached pages coherent with them. Cached pages survive every open: the kernel drops them without regard to a write of
+//! its cached pages coherent with them, but for asynchronous writes (`direct.rs`). Cached pages survive every open: the kernel drops them without regard to a write of
 //! them that is on its way, and what is read meanwhile stays, old as it is. So an access time that is due is renewed when a file is opened for
 //! reading, whether the reads reach this side or not.
 
+mod direct;
 mod mapped;
+mod opened;
 mod set_id;
 
 use std::sync::{Arc, OnceLock};
@@ -58,8 +60,8 @@ use base::sync::{Mutex, rank};
 use fs::{Attr, Caller, FileSystem, Ino, OpenFile};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::abi::{fopen, init};
-use crate::atomic::{self, AtomicWrites};
+use crate::abi::init;
+use crate::atomic::{self, AtomicWrites, Pending};
 use crate::dirent::DirectoryReply;
 use crate::handles::Handles;
 use crate::limited::Limited;
@@ -74,6 +76,8 @@ use crate::options::MountOptions;
 use crate::outcome::{IOC_OUTCOME, Outcome};
 use crate::scrub::{IOC_SCRUB, ScrubMessage};
 use crate::signals::Closing;
+use direct::DirectFiles;
+use opened::{Handle, KERNEL_FLAGS};
 
 const LONG: Duration = Duration::from_secs(3600);
 const SHORT: Duration = Duration::from_secs(60);
@@ -91,23 +95,20 @@ const FOUND_ATTEMPTS: u32 = 16;
 /// asks again for the rest.
 const COPY_MAX: u64 = 64 << 20;
 
-/// Open flags that the kernel has dealt with before it sends a read or write. `O_APPEND`
-/// comes as an offset, and the handle of a write from a mapping is any writable one;
-/// `O_SYNC` comes as an fsync after the write.
-const KERNEL_FLAGS: i32 =
-    libc::O_APPEND | libc::O_TRUNC | libc::O_CREAT | libc::O_EXCL | libc::O_SYNC;
-
 /// Attributes of these names are root's, and the kernel lets nobody else read or write them.
 const TRUSTED: &[u8] = b"trusted.";
 
 /// Serves a [`FileSystem`].
 pub struct SheafOps {
     fs: Arc<FileSystem>,
-    handles: Handles<Arc<OpenFile>>,
+    handles: Handles<Handle>,
+    direct: DirectFiles,
     atomic: AtomicWrites,
     clock: Clock,
     /// In seconds; see [`SETTLED_AFTER`].
     settled_after: i64,
+    /// Content is on the devices before its change is answered.
+    sync: bool,
     /// Changes of directories are committed before they are answered.
     dirsync: bool,
     way: FuseWay,
@@ -175,9 +176,11 @@ impl SheafOps {
             fs,
             settled_after: i64::try_from(settled.as_secs()).unwrap_or(i64::MAX),
             handles: Handles::new(),
+            direct: DirectFiles::default(),
             atomic: AtomicWrites::default(),
             way: FuseWay::default(),
             clock: Clock::real(),
+            sync: options.sync,
             dirsync: options.dirsync || options.sync,
             notifier: OnceLock::new(),
             outcome: None,
@@ -208,6 +211,11 @@ impl SheafOps {
         self.closed.clone()
     }
 
+    #[cfg(test)]
+    pub(crate) fn atomic(&self) -> &AtomicWrites {
+        &self.atomic
+    }
+
     /// How long attributes stay valid: see the module's description.
     fn valid(&self, attr: &Attr) -> Duration {
         if attr.mode & libc::S_IFMT != libc::S_IFREG {
@@ -223,8 +231,17 @@ impl SheafOps {
     }
 
     fn attributes(&self, attr: &Attr) -> Attributes {
+        self.attributes_beside(attr, self.atomic.of(attr.ino.0))
+    }
+
+    /// Those of a file that has this atomic write, or had it when the answer to a SETATTR or LINK began: the kernel takes the size of such an answer whatever has happened
+    /// since, and a commit may have made the file longer. What it has staged meanwhile, it has staged before: writes wait for the lock under which the kernel asks.
+    pub(crate) fn attributes_beside(
+        &self,
+        attr: &Attr,
+        pending: Option<Arc<Pending>>,
+    ) -> Attributes {
         // Asked for again with what is staged: of one moment.
-        let pending = self.atomic.of(attr.ino.0);
         let looked = pending.as_ref().map(|pending| {
             let now = pending.attributes(&self.fs, attr.ino);
             now.unwrap_or((*attr, attr.size))
@@ -319,33 +336,16 @@ impl SheafOps {
         Ok(())
     }
 
-    fn file(&self, node: NodeId, handle: u64) -> Result<Arc<OpenFile>> {
-        self.handles
-            .get(handle)
-            .filter(|file| file.ino().0 == node)
-            .ok_or(Errno(libc::EBADF))
-    }
-
-    fn opened(&self, file: Arc<OpenFile>) -> Opened {
-        let mut flags = fopen::KEEP_CACHE;
-        if !self.atomic.needs_flush(file.ino().0, file.flags()) {
-            flags |= fopen::NOFLUSH;
-        }
-        Opened {
-            handle: self.handles.insert(file),
-            flags,
-        }
-    }
-
     fn created(
         &self,
         parent: NodeId,
         created: FsResult<(Attr, Arc<OpenFile>)>,
+        flags: i32,
     ) -> Result<(Entry, Opened)> {
         let (attr, file) = created.map_err(errno)?;
         self.directory_changed(parent)?;
         self.fs.ref_inode(attr.ino);
-        Ok((self.entry(&attr), self.opened(file)))
+        Ok((self.entry(&attr), self.opened(file, flags)))
     }
 }
 
@@ -433,7 +433,8 @@ impl Operations for SheafOps {
                 self.unstaged_change(node, None, setattr)
             }
         };
-        Ok(self.attributes(&attr?))
+        let attr = attr?;
+        Ok(self.attributes_beside(&attr, pending.or_else(|| self.atomic.of(node))))
     }
 
     fn readlink(&self, _: &Context, node: NodeId) -> Result<Vec<u8>> {
@@ -502,8 +503,13 @@ impl Operations for SheafOps {
     }
 
     fn link(&self, ctx: &Context, node: NodeId, parent: NodeId, name: &[u8]) -> Result<Entry> {
+        let pending = self.atomic.of(node);
         let attr = self.fs.link(&caller(ctx, 0), ino(node), ino(parent), name);
-        self.made(parent, attr)
+        let mut entry = self.made(parent, attr.clone())?;
+        if let (Some(pending), Ok(attr)) = (pending, attr) {
+            entry.attributes = self.attributes_beside(&attr, Some(pending));
+        }
+        Ok(entry)
     }
 
     fn open(&self, _: &Context, node: NodeId, flags: u32) -> Result<Opened> {
@@ -515,7 +521,7 @@ impl Operations for SheafOps {
         if reads && self.fs.note_read(&file).map_err(errno)? {
             self.attributes_changed(node);
         }
-        Ok(self.opened(file))
+        Ok(self.opened(file, flags as i32))
     }
 
     fn create(
@@ -527,9 +533,9 @@ impl Operations for SheafOps {
         flags: u32,
     ) -> Result<(Entry, Opened)> {
         let who = caller(ctx, new.umask);
-        let flags = flags as i32 & !KERNEL_FLAGS;
-        let created = self.fs.create(&who, ino(parent), name, new.mode, flags);
-        self.created(parent, created)
+        let flags = flags as i32;
+        let created = (self.fs).create(&who, ino(parent), name, new.mode, flags & !KERNEL_FLAGS);
+        self.created(parent, created, flags)
     }
 
     fn tmpfile(
@@ -540,9 +546,9 @@ impl Operations for SheafOps {
         flags: u32,
     ) -> Result<(Entry, Opened)> {
         let who = caller(ctx, new.umask);
-        let flags = flags as i32 & !(KERNEL_FLAGS | libc::O_TMPFILE);
-        let created = self.fs.tmpfile(&who, ino(parent), new.mode, flags);
-        self.created(parent, created)
+        let flags = flags as i32 & !libc::O_TMPFILE;
+        let created = (self.fs).tmpfile(&who, ino(parent), new.mode, flags & !KERNEL_FLAGS);
+        self.created(parent, created, flags)
     }
 
     fn read(&self, _: &Context, node: NodeId, span: &Span, out: &mut [u8]) -> Result<usize> {
@@ -550,6 +556,9 @@ impl Operations for SheafOps {
         if let Some(notifier) = self.notifier.get() {
             let bytes = span.offset..span.offset.saturating_add(out.len() as u64);
             notifier.reads(node, bytes, span.request);
+        }
+        if !span.past_page_cache {
+            self.direct.cached(node);
         }
         let pending = self.atomic.of(node);
         let staged = pending.and_then(|pending| pending.read(&file, span, out));
@@ -560,8 +569,17 @@ impl Operations for SheafOps {
     fn write(&self, context: &Context, node: NodeId, span: &Span, data: &[u8]) -> Result<usize> {
         let file = self.file(node, span.handle)?;
         self.content_changes(context, &file, span.kill_suid_sgid)?;
-        let written = self.atomic.write(&self.fs, &file, span, data)?;
-        written.map_err(errno)
+        if span.open_flags as i32 & libc::O_DIRECT == 0 {
+            self.direct.cached(node);
+        }
+        let written = self.atomic.write(&self.fs, &file, span, data);
+        // One that failed may have been made in part.
+        self.written_past(
+            node,
+            span,
+            span.offset..span.offset.saturating_add(data.len() as u64),
+        );
+        written?.map_err(errno)
     }
 
     fn wrote(&self, node: NodeId) {
@@ -586,7 +604,9 @@ impl Operations for SheafOps {
         // Nobody waits for the answer, but others may for what they left to this one.
         self.atomic.answered();
         // Dropped without the table's lock: an unlinked file is deleted here.
-        drop(self.handles.remove(handle));
+        if let Some(Handle { file, flags }) = self.handles.remove(handle) {
+            self.direct.closed(file.ino().0, flags);
+        }
     }
 
     fn fsync(&self, _: &Context, node: NodeId, handle: u64, data_only: bool) -> Result<()> {
@@ -690,16 +710,17 @@ impl Operations for SheafOps {
         offset: u64,
         length: u64,
     ) -> Result<()> {
-        let file = self.file(node, handle)?;
+        let opened = self.handle(node, handle)?;
+        let file = &opened.file;
         self.unstaged_change(node, Some(handle), || {
-            self.content_changes(context, &file, context.uid != 0)?;
-            let done = self.fs.fallocate(&file, mode as i32, offset, length);
+            self.content_changes(context, file, context.uid != 0)?;
+            let done = self.fs.fallocate(file, mode as i32, offset, length);
             done.map_err(errno)
         })?;
         if mode as i32 & libc::FALLOC_FL_KEEP_SIZE != 0 {
             self.attributes_changed(node);
         }
-        Ok(())
+        self.changed_content(&opened)
     }
 
     fn lseek(
@@ -728,17 +749,20 @@ impl Operations for SheafOps {
         length: u64,
     ) -> Result<u64> {
         let source = self.file(from.node, from.handle)?;
-        let target = self.file(to.node, to.handle)?;
+        let opened = self.handle(to.node, to.handle)?;
+        let target = &opened.file;
         if self.atomic.of(from.node).is_some() {
             // The kernel then copies what its cache shows.
             return Err(Errno(libc::EOPNOTSUPP));
         }
         let length = length.min(COPY_MAX);
-        self.unstaged_change(to.node, Some(to.handle), || {
-            self.content_changes(context, &target, context.uid != 0)?;
-            let copied = (self.fs).copy_range(&source, from.offset, &target, to.offset, length);
+        let copied = self.unstaged_change(to.node, Some(to.handle), || {
+            self.content_changes(context, target, context.uid != 0)?;
+            let copied = (self.fs).copy_range(&source, from.offset, target, to.offset, length);
             copied.map_err(errno)
-        })
+        })?;
+        self.changed_content(&opened)?;
+        Ok(copied)
     }
 
     fn ioctl(

@@ -355,3 +355,56 @@ fn reads_through_a_handle_without_access_time_leave_it() {
     assert!(atime() >= before);
     m.end();
 }
+
+/// The kernel drops pages when it is handed a direct write, and where that is asynchronous not again once it is made: what was read back before
+/// it came here stayed, and so did attributes.
+#[test]
+fn what_an_asynchronous_direct_write_has_made_is_read_by_everybody() {
+    const ROUNDS: u32 = 2000;
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    let path = m.path("page");
+    let reader = create(&path, &[0; PAGE]);
+    let direct = OpenOptions::new()
+        .write(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(&path)
+        .unwrap();
+    let mut queue = base::aio::Queue::new(vec![direct], 1, PAGE).unwrap();
+    let over = AtomicBool::new(false);
+    let mut outdated = Vec::new();
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    read_at(&reader, 0, PAGE);
+                    reader.metadata().unwrap();
+                }
+            });
+        }
+        let mut changed = reader.metadata().unwrap();
+        for round in 1..=ROUNDS {
+            queue.memory(0)[..4].copy_from_slice(&round.to_le_bytes());
+            queue.start(0, 0, 0, PAGE, true);
+            let mut ended = Vec::new();
+            queue.wait(1, &mut ended).unwrap();
+            assert!(matches!(ended[..], [(0, Ok(PAGE))]), "{ended:?}");
+            let before = changed;
+            changed = reader.metadata().unwrap();
+            let is_newer = |a: &std::fs::Metadata, b: &std::fs::Metadata| {
+                (a.mtime(), a.mtime_nsec()) > (b.mtime(), b.mtime_nsec())
+            };
+            if read_at(&reader, 0, 4) != round.to_le_bytes() {
+                outdated.push((round, "content"));
+            }
+            if !is_newer(&changed, &before) {
+                outdated.push((round, "times"));
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(outdated, []);
+    drop(queue);
+    drop(reader);
+    m.end();
+}

@@ -11,7 +11,7 @@ mod world;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, symlink};
 use std::path::Path;
 use std::sync::{Arc, Barrier};
 
@@ -631,4 +631,46 @@ fn file_handles_open_the_same_file_after_a_remount() {
         Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EPERM), "needs root"),
     }
     m.end();
+}
+
+/// The kernel asks for no fsync after a copy, as it does after a write.
+#[test]
+fn what_is_copied_to_a_synchronous_file_is_on_the_devices() {
+    let Some(world) = World::new() else { return };
+    let content = pattern(1 << 20, 3);
+    for (options, flags) in [("", libc::O_DSYNC), ("", libc::O_SYNC), ("sync", 0)] {
+        let m = world.mount(options);
+        let name = format!("copy of {options}{flags}");
+        fs::write(m.path("source"), &content).unwrap();
+        let source = File::open(m.path("source")).unwrap();
+        source.sync_all().unwrap();
+        let target = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .custom_flags(flags)
+            .open(m.path(&name))
+            .unwrap();
+        File::open(m.path("")).unwrap().sync_all().unwrap();
+        let mut left = content.len();
+        while left > 0 {
+            // SAFETY: no offsets are given, and both descriptors are open.
+            let copied = unsafe {
+                let (from, to) = (source.as_raw_fd(), target.as_raw_fd());
+                let none = std::ptr::null_mut();
+                libc::copy_file_range(from, none, to, none, left, 0)
+            };
+            assert!(copied > 0, "{}", std::io::Error::last_os_error());
+            left -= copied as usize;
+        }
+        // What a crash would leave now.
+        let after = world.copy();
+        let then = after.mount("ro");
+        assert!(
+            fs::read(then.path(&name)).unwrap() == content,
+            "{options} {flags}"
+        );
+        then.end();
+        drop((source, target));
+        m.end();
+    }
 }

@@ -1,4 +1,6 @@
 use super::*;
+use crate::options::MountOptions;
+use crate::sheaf_ops::SheafOps;
 use crate::transport::Bell;
 use format::geometry::{Geometry, GeometryOptions};
 use std::io::IoSlice;
@@ -300,4 +302,28 @@ fn numbers_are_those_that_the_kernel_makes() {
     assert_eq!(ioctl::COMMIT, number(0, 0, 2));
     assert_eq!(ioctl::ABORT, number(0, 0, 5));
     assert_eq!(ioctl::GET_FEATURES, number(2, 4, 12));
+}
+
+/// The kernel takes the size of such an answer whatever has happened meanwhile: it had the old one again, and an append went there.
+#[test]
+fn an_answer_that_began_before_a_commit_has_the_size_from_after_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let fs = file_system(dir.path());
+    let who = Caller::root();
+    let (attr, file) = (fs.create(&who, fs::ROOT, b"f", 0o600, libc::O_RDWR)).unwrap();
+    let ops = SheafOps::new(Arc::clone(&fs), &MountOptions::default());
+    let atomic = ops.atomic();
+    start(atomic, &fs, &file).unwrap();
+    let span = Span {
+        handle: HANDLE,
+        ..Span::default()
+    };
+    let written = atomic.write(&fs, &file, &span, &[1; 100]).unwrap();
+    assert_eq!(written.unwrap(), 100);
+    let began_with = atomic.of(attr.ino.0);
+    let changed = fs.getattr(attr.ino).unwrap();
+    atomic.commit(attr.ino.0, HANDLE).unwrap();
+    assert_eq!(changed.size, 0);
+    assert_eq!(ops.attributes_beside(&changed, began_with).size, 100);
+    fs.close().unwrap();
 }

@@ -9,11 +9,15 @@ use std::io::{IoSlice, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use base::clock::nap;
+
 use super::{Bell, Channel, Handler, RequestBuffer, Scratch, Transport};
 use crate::dispatch::Reply;
 use crate::sys;
 
 const PATH: &str = "/dev/fuse";
+/// Before another request is read where there was no memory for one, in nanoseconds.
+const NO_MEMORY_NAP_NS: u64 = 10_000_000;
 
 /// A mounted /dev/fuse descriptor.
 #[derive(Debug)]
@@ -131,6 +135,8 @@ fn receive(mut file: &File, room: &mut [u8]) -> std::io::Result<Received> {
                 // The request was interrupted before it could be read; take the next.
                 Some(libc::ENOENT | libc::EINTR) => {}
                 Some(libc::EAGAIN) => return Ok(Received::Nothing),
+                // There was no memory for that request, which has failed: the next may find some.
+                Some(libc::ENOMEM) => nap(NO_MEMORY_NAP_NS),
                 Some(libc::ENODEV | libc::ECONNABORTED) => return Ok(Received::End),
                 _ => return Err(error),
             },
