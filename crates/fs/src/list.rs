@@ -6,7 +6,8 @@
 //!    between such groups only.
 //! 2. A leaf may be empty. A list that shrinks goes back into the inode when its last leaf goes. What is removed from a
 //!    list that many cores change at once may leave empty leaves behind, which go when they are next
-//!    emptied without such a crowd, or with the list.
+//!    emptied without such a crowd, or with the list. So does a rename within a directory if a crash, or a failure, comes
+//!    between it and the operation that takes out its leaf ([`Spot::prune`]).
 //! 3. Plans ([`Addition`], [`Deletion`]) hold nodes and keys, not copies of lists: a deletion
 //!    that leaves an emptied leaf may be carried out before an addition planned beside it.
 
@@ -317,6 +318,20 @@ pub enum Emptied {
     GoesAlone,
 }
 
+/// What came of taking out an empty leaf.
+pub enum Pruned {
+    /// It has elements again, or stays because of a crowd.
+    Nothing,
+    /// It takes the inode's exclusive lock.
+    Blocked,
+    Done,
+}
+
+/// Whether this is a leaf without elements, by what the operation has done by now.
+pub fn is_empty_leaf<T: Listed>(op: &Op<'_, FsNode>, slot: Slot) -> bool {
+    T::in_leaf(op.peek(slot)).is_ok_and(|list| list.len() == 0)
+}
+
 /// How an element will be added, or take the place of one with its key.
 pub struct Addition<'s, T> {
     inode: Slot,
@@ -347,6 +362,8 @@ pub struct Deletion<T> {
     shrink: Option<Removal>,
     /// The inode is shared, and the plan would take it exclusively.
     blocked: bool,
+    /// The leaf that the element was alone in, if that stays.
+    left: Option<Slot>,
     kind: std::marker::PhantomData<T>,
 }
 
@@ -488,6 +505,27 @@ impl<T: Listed> Spot<T> {
         })
     }
 
+    /// Takes the leaf out if it is empty, in an operation of its own.
+    pub fn prune(self, op: &mut Op<'_, FsNode>) -> Result<Pruned, Error> {
+        let crowded = op.peek(self.inode).inode()?.is_crowded();
+        let Some(leaf) = self.leaf.filter(|leaf| is_empty_leaf::<T>(op, *leaf)) else {
+            return Ok(Pruned::Nothing);
+        };
+        let path = self.path(op, leaf)?;
+        let removal = match op.shares(self.inode) {
+            true => path.plan_shared_removal(op, leaf)?,
+            false => Some(path.plan_removal(op, leaf)?),
+        };
+        Ok(match removal {
+            Some(removal) => {
+                removal.finish(op, T::emptied());
+                Pruned::Done
+            }
+            None if crowded => Pruned::Nothing,
+            None => Pruned::Blocked,
+        })
+    }
+
     /// Plans to remove the element that was found. If an emptied leaf stays, an addition to the same list may share
     /// the operation.
     pub fn remove(self, op: &mut Op<'_, FsNode>, emptied: Emptied) -> Result<Deletion<T>, Error> {
@@ -505,11 +543,13 @@ impl<T: Listed> Spot<T> {
         // Where many cores are at work an empty leaf stays: to take it out keeps all of them out.
         let crowded = op.peek(self.inode).inode()?.is_crowded();
         let blocked = shrink && shared && removal.is_none() && !crowded;
+        let left = self.leaf.filter(|_| last && removal.is_none());
         Ok(Deletion {
             slot,
             key,
             shrink: removal,
             blocked,
+            left,
             kind: std::marker::PhantomData,
         })
     }
@@ -572,6 +612,11 @@ impl<T: Listed> Deletion<T> {
     /// It cannot be carried out in an operation that shares the inode.
     pub fn is_blocked(&self) -> bool {
         self.blocked
+    }
+
+    /// The leaf that may be empty then.
+    pub fn left(&self) -> Option<Slot> {
+        self.left
     }
 
     pub fn finish(self, op: &mut Op<'_, FsNode>) {

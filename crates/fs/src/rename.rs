@@ -6,7 +6,7 @@ use crate::content::{AttrChange, Delta, FsNode, Inode, Link, Name};
 use crate::dir::{self, Target, Wanted, is_dot};
 use crate::directory::At;
 use crate::filesystem::{DIR_LINK_MAX, FileSystem};
-use crate::list::{Addition, Deletion, Emptied, Seen, Spot};
+use crate::list::{self, Addition, Deletion, Emptied, Pruned, Seen, Spot};
 use crate::namespace::{Looks, links, live_dir};
 use crate::orphan::Disposal;
 use base::canary::{Canary, planted};
@@ -51,12 +51,19 @@ struct Slots {
 }
 
 enum Outcome {
-    /// Done; the inode that lost its last name and is an orphan now.
-    Done(Option<Ino>),
+    Done(Done),
     Again,
     /// It takes the directories' exclusive locks.
     Blocked,
     NeedsOrphanage,
+}
+
+/// What is left to do after a rename.
+struct Done {
+    /// The inode that lost its last name and is an orphan now.
+    orphan: Option<Ino>,
+    /// The leaf that had the old name is empty.
+    emptied: bool,
 }
 
 /// What a try to rename brings along from those before it.
@@ -149,9 +156,14 @@ impl FileSystem {
                 }
             }
             match self.try_rename(&request, &found, (&from, to), this)? {
-                Outcome::Done(orphan) => {
-                    if let Some(ino) = orphan {
+                Outcome::Done(done) => {
+                    if let Some(ino) = done.orphan {
                         self.settle_orphan(ino);
+                    }
+                    if done.emptied
+                        && let Err(error) = self.prune(&from, request.name.first)
+                    {
+                        tracing::debug!("directory {} keeps an empty leaf: {error}", request.from);
                     }
                     return Ok(());
                 }
@@ -356,13 +368,34 @@ impl FileSystem {
         }
         let changed = [Some(slots.source), slots.target].map(|s| s.map(|s| op.nid(s)));
         let mtimes = changed.map(|ino| self.files.times_set(ino?, false, false));
+        let left = step.left().filter(|_| !request.crosses());
         let orphan = self.carry_out(&mut op, step, now, mtimes[1]);
+        let emptied = left.is_some_and(|slot| list::is_empty_leaf::<Name>(&op, slot));
         tally.apply(self, &mut op, slots, request, (now, mtimes));
         op.commit_noting(|epoch| {
             let changed = changed.into_iter().flatten();
             changed.for_each(|ino| self.files.changed(ino, epoch));
         });
-        Ok(Outcome::Done(orphan))
+        Ok(Outcome::Done(Done { orphan, emptied }))
+    }
+
+    /// Takes out the leaf for this key, which a rename within the directory has left empty, unless it has names again: in one
+    /// operation a leaf cannot go beside the addition of the new name to the same list.
+    fn prune(&self, dir: &Node<FsNode>, first: u64) -> Result<(), Error> {
+        for mode in [Mode::Merging, Mode::Exclusive] {
+            let mut op = self.store.begin(Need::Reclaim)?;
+            let slot = op.lock_as(dir, mode)?;
+            live_dir(op.peek(slot).inode()?)?;
+            match list::spot::<Name>(&mut op, slot, first, |_| false)?.prune(&mut op)? {
+                Pruned::Blocked => {}
+                Pruned::Nothing => break,
+                Pruned::Done => {
+                    op.commit();
+                    break;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Locks the places of both names, in the order that all follow who share the directories:
@@ -496,6 +529,14 @@ enum Step<'s> {
 }
 
 impl Step<'_> {
+    /// The leaf that may be empty without the old name.
+    fn left(&self) -> Option<Slot> {
+        match self {
+            Step::Move { old, .. } | Step::Replace { old, .. } => old.left(),
+            Step::Exchange { .. } => None,
+        }
+    }
+
     fn is_blocked(&self, op: &Op<'_, FsNode>) -> bool {
         match self {
             Step::Move { old, addition } => old.is_blocked() || addition.is_blocked(op),

@@ -1,11 +1,11 @@
 //! The tree itself, with leaves so small that it gets deep.
 
-use crate::world::World;
+use crate::world::{World, list};
 use base::rng::Rng;
 use engine::{Need, Store};
 use format::Nid;
 use fs::content::{Body, Child, Delta, FsNode, Inode, Orphan, Root, TreeId};
-use fs::tree;
+use fs::{Caller, FileSystem, Ino, tree};
 use std::collections::BTreeSet;
 
 const TREE: TreeId = TreeId::Body;
@@ -164,14 +164,47 @@ fn a_deep_tree_grows_and_shrinks_in_any_order() {
 /// exclusive hold gives a new version, hardly changes.
 #[test]
 fn leaves_go_under_the_shared_lock() {
+    let (leaves, changes) = leaves_go(|fs, dir, name| fs.unlink(&Caller::root(), dir, name));
+    // The last fifty or so hang right below the root.
+    assert!(
+        changes < leaves / 2,
+        "{changes} changes of the inode for {leaves} leaves"
+    );
+}
+
+/// What a rename within a directory emptied stayed, until the directory was removed.
+#[test]
+fn leaves_go_when_their_names_become_others() {
+    leaves_go(|fs, dir, name| {
+        let (who, new) = (Caller::root(), [b"gone-", name].concat());
+        fs.rename(&who, dir, name, dir, &new, 0)?;
+        fs.unlink(&who, dir, &new)
+    });
+    // In the place of one name, which stays.
+    leaves_go(|fs, dir, name| {
+        let (who, other) = (Caller::root(), b"other");
+        fs.rename(&who, dir, name, dir, other, 0)?;
+        let last = name.ends_with(format!("-{}", COUNT - 1).as_bytes());
+        if last {
+            fs.unlink(&who, dir, other)
+        } else {
+            Ok(())
+        }
+    });
+}
+
+const COUNT: u32 = 9000;
+
+/// Fills a directory and takes nearly all names out. Returns how many leaves it had, and how often its inode changed.
+fn leaves_go(take: impl Fn(&FileSystem, Ino, &[u8]) -> Result<(), fs::Error>) -> (u64, u64) {
     let world = World::new(1, 128 << 20, 1);
     let fs = world.open();
-    let who = fs::Caller::root();
+    let who = Caller::root();
     let dir = fs.mkdir(&who, fs::ROOT, b"d", 0o755).unwrap().ino;
     let name = |i: u32| format!("a-name-that-is-not-short-{i}").into_bytes();
     let version = || fs.store().get(dir).unwrap().read().unwrap().version();
     let before = nodes(fs.store());
-    let (count, stay) = (9000, 10);
+    let (count, stay) = (COUNT, 10);
     for i in 0..count {
         fs.mknod(&who, dir, &name(i), libc::S_IFREG, 0).unwrap();
     }
@@ -179,14 +212,9 @@ fn leaves_go_under_the_shared_lock() {
     assert!(leaves > 120, "{leaves} leaves");
     let full = version();
     for i in stay..count {
-        fs.unlink(&who, dir, &name(i)).unwrap();
+        take(&fs, dir, &name(i)).unwrap();
     }
-    // The last fifty or so hang right below the root.
     let changes = version() - full;
-    assert!(
-        changes < leaves / 2,
-        "{changes} changes of the inode for {leaves} leaves"
-    );
     let left = nodes(fs.store()) - before - u64::from(stay);
     assert!(
         left <= u64::from(stay) + 8,
@@ -198,6 +226,39 @@ fn leaves_go_under_the_shared_lock() {
     (0..stay).for_each(|i| fs.unlink(&who, dir, &name(i)).unwrap());
     fs.rmdir(&who, fs::ROOT, b"d").unwrap();
     assert_eq!(nodes(fs.store()), before - 1);
+    fs.close().unwrap();
+    world.check();
+    (leaves, changes)
+}
+
+/// Several threads take names out of one directory by renames within it, while others make some.
+#[test]
+fn leaves_go_beside_those_who_use_them() {
+    const EACH: u32 = 2000;
+    let world = World::new(1, 128 << 20, 3);
+    let fs = world.open();
+    let who = Caller::root();
+    let dir = fs.mkdir(&who, fs::ROOT, b"d", 0o755).unwrap().ino;
+    let name = |i: u32| format!("a-name-that-is-not-short-{i}").into_bytes();
+    for i in 0..2 * EACH {
+        fs.mknod(&who, dir, &name(i), libc::S_IFREG, 0).unwrap();
+    }
+    base::thread::parallel(3, |thread| {
+        let first = thread as u32 * EACH;
+        for i in first..first + EACH {
+            if thread == 2 {
+                fs.mknod(&who, dir, &name(i), libc::S_IFREG, 0).unwrap();
+                continue;
+            }
+            let new = [b"gone-", &name(i)[..]].concat();
+            fs.rename(&who, dir, &name(i), dir, &new, 0).unwrap();
+            fs.unlink(&who, dir, &new).unwrap();
+        }
+    });
+    for i in 0..3 * EACH {
+        assert_eq!(fs.lookup(dir, &name(i)).is_ok(), i >= 2 * EACH);
+    }
+    assert_eq!(list(&fs, dir, 1000).len(), EACH as usize);
     fs.close().unwrap();
     world.check();
 }
