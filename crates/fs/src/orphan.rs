@@ -411,7 +411,17 @@ impl FileSystem {
         while let Some(key) = from {
             let (run, next) = {
                 let node = self.store.get(dir)?.read()?;
-                list::run_from::<Orphan>(&self.store, node.inode()?, key)?
+                let inode = node.inode()?;
+                match list::run_from::<Orphan>(&self.store, inode, key) {
+                    Ok(found) => found,
+                    Err(error) => {
+                        tracing::error!(
+                            "a part of the unlinked inodes in list {dir} stays: {error}"
+                        );
+                        let next = list::behind::<Orphan>(&self.store, inode, key);
+                        (Vec::new(), next)
+                    }
+                }
             };
             for orphan in run {
                 if let Err(error) = self.delete_orphan(orphan.nid) {

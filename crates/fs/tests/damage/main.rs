@@ -13,11 +13,12 @@ mod repair;
 use base::rng::Rng;
 use device::sim::SimDevice;
 use engine::Object;
-use format::BLOCK_SIZE;
 use format::inode::{FIRST_ORPHANS, ORPHAN_DIRECTORIES};
 use format::item::{ItemHeader, ItemKind};
 use format::label::TAIL_BLOCKS;
-use fs::{Caller, ROOT};
+use format::{BLOCK_SIZE, Nid};
+use fs::content::TreeId;
+use fs::{Caller, FileSystem, ROOT};
 use images::*;
 use std::sync::Arc;
 
@@ -107,6 +108,69 @@ fn a_damaged_list_of_unlinked_inodes_keeps_nobody_out() {
     drop(file);
     fs.close().unwrap();
     assert!(!fsck(&devices).is_sound());
+}
+
+/// All that came behind it in its list was kept, and the blocks of that.
+#[test]
+fn a_damaged_leaf_of_a_list_of_unlinked_inodes_keeps_only_what_is_in_it() {
+    const HELD: usize = 600;
+    const PAGES: usize = 4;
+    let devices = make(&[DEVICE_BYTES; DEVICES]);
+    let fs = open(&devices, false).unwrap();
+    let space = |fs: &FileSystem| {
+        fs.sync().unwrap();
+        fs.store().checkpoint().unwrap();
+        fs.store().checkpoint().unwrap();
+        let space = fs.store().space();
+        (space.nodes, space.free_blocks)
+    };
+    let before = space(&fs);
+    let (mut held, mut others) = (Vec::new(), Vec::new());
+    while held.len() < HELD {
+        let made = fs.tmpfile(&Caller::root(), ROOT, 0o600, libc::O_RDWR);
+        let (attr, file) = made.unwrap();
+        if attr.ino.0 % ORPHAN_DIRECTORIES > 0 {
+            others.push(file);
+            continue;
+        }
+        fs.write(&file, 0, &[1; PAGES * BLOCK_SIZE]).unwrap();
+        held.push(file);
+    }
+    drop(others);
+    let node = |nid| fs.store().get(nid).unwrap().read().unwrap();
+    let leaves: Vec<Nid> = {
+        let list = node(Nid(FIRST_ORPHANS));
+        let root = list.inode().unwrap().root(TreeId::Body).unwrap();
+        assert_eq!(root.depth, 0);
+        root.children.iter().map(|child| child.nid).collect()
+    };
+    assert!(leaves.len() > 2, "{leaves:?}");
+    let kept = node(leaves[0]).orphans().unwrap().len() as u64;
+    space(&fs);
+    let cut: Vec<_> = devices.iter().map(|d| d.clone_state(1)).collect();
+    drop((held, fs));
+    let image = image(&cut, Model::default(), None);
+    let devices = image.devices();
+    for (index, byte, nid, _) in nodes(&image) {
+        if nid == leaves[0] {
+            devices[index].poke(byte + ItemHeader::SIZE as u64 + 1, &[0xA5]);
+        }
+    }
+    let fs = open(&devices, false).unwrap();
+    let after = space(&fs);
+    // The leaf, and the space maps of their data.
+    let besides = (after.0 - before.0).checked_sub(kept);
+    assert!(
+        besides.is_some_and(|n| (1..4).contains(&n)),
+        "{besides:?} nodes besides"
+    );
+    let taken = before.1 - after.1;
+    let data = kept * PAGES as u64;
+    assert!(
+        (data..data + 64).contains(&taken),
+        "{taken} blocks, not {data}"
+    );
+    fs.close().unwrap();
 }
 
 /// Sets every byte of a block to another value in turn.
