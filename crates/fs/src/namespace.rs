@@ -471,6 +471,7 @@ impl FileSystem {
             true => self.plan_adoption(&mut op, slots[2], file)?,
             false => None,
         };
+        between_steps();
         let now = self.times.after(shown);
         addition.finish(&mut op);
         self.count_names(&mut op, dir, (1, 0), now);

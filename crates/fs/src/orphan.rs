@@ -5,9 +5,11 @@
 //! 1. An inode with link count 0 is in the orphan directory of its nid, from the record that
 //!    took its last name to the record that deletes it. So a crash never leaks one.
 //! 2. An orphan that may still be in use is in [`OrphanSet`] from before that record's locks are
-//!    released; whoever takes it out of the set deletes it. The last reference goes before the
+//!    released; whoever takes it out of the set deletes it, or puts it back. The last reference goes before the
 //!    set is looked at, and the set is filled before references are looked at, so one of the
 //!    two sees the other.
+//! 3. An inode with a name is not in [`OrphanSet`] when the record of that name ends: who puts one back holds its shared
+//!    lock, and has seen there that it has none.
 
 use crate::api::Ino;
 use crate::content::{Body, Delta, Inode, Orphan, TreeId};
@@ -269,7 +271,7 @@ impl FileSystem {
     }
 
     /// `count` references fewer; an unlinked inode without references is deleted.
-    /// Takes locks: the caller holds none.
+    /// Takes locks: the caller holds none but perhaps the rename lock.
     pub fn forget(&self, ino: Ino, count: u64) {
         if self.files.forget(ino, count) {
             self.unreferenced(ino);
@@ -282,7 +284,9 @@ impl FileSystem {
         while self.orphans.take(ino) {
             match self.delete_unreferenced(ino) {
                 Ok(true) => return,
-                Ok(false) => self.orphans.add(ino),
+                Ok(false) => {}
+                // It got a name, and lost it.
+                Err(Error::Stale(gone)) if gone == ino => return,
                 Err(error) => {
                     if !self.store.read_only() {
                         tracing::warn!(
@@ -299,17 +303,28 @@ impl FileSystem {
         }
     }
 
-    /// Deletes an unlinked inode unless somebody refers to it (false). From the moment when
-    /// nobody does nobody may open it: its blocks go one by one.
+    /// Deletes an unlinked inode unless somebody refers to it: then it is in the set again (false). From the moment when
+    /// nobody does nobody may open it: its blocks go one by one. True: it is gone, or has a name by now.
     fn delete_unreferenced(&self, ino: Ino) -> Result<bool, Error> {
         let generation = self.store.get(ino)?.read()?.inode()?.generation;
         if !self.files.condemn(ino, generation) {
-            return Ok(false);
+            return Ok(!self.put_back(ino, generation)?);
         }
         // When it fails the blocks may be gone all the same: it opens no more.
         self.delete_orphan(ino)?;
         self.files.pardon(ino, generation);
         Ok(true)
+    }
+
+    /// Puts an inode that was taken out of the set back, if it has no name (invariant 3).
+    fn put_back(&self, ino: Ino, generation: u64) -> Result<bool, Error> {
+        let node = self.store.get(ino)?.read()?;
+        let same = |inode: &&Inode| inode.generation == generation;
+        let nameless = (node.inode().ok().filter(same)).is_some_and(|inode| inode.nlink == 0);
+        if nameless {
+            self.orphans.add(ino);
+        }
+        Ok(nameless)
     }
 
     /// Frees all that an unlinked inode has, in as many records as it takes, then the inode.
@@ -431,5 +446,40 @@ impl FileSystem {
             from = next;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::{Caller, ROOT};
+    use crate::namespace::meanwhile::{nobody_does, others_do};
+    use crate::rename::tests::file_system;
+    use std::sync::Arc;
+
+    /// The last reference of a nameless file was gone, somebody opened it by its number and gives it a name just then: it counted
+    /// as nameless from then on, and could not be opened for a moment when it was closed the next time.
+    #[test]
+    fn a_file_that_gets_a_name_beside_its_last_close_is_nameless_no_more() {
+        let (fs, who) = (file_system(), Caller::root());
+        let (attr, file) = fs.tmpfile(&who, ROOT, 0o600, libc::O_RDWR).unwrap();
+        let (others, closing) = (Arc::clone(&fs), Arc::new(Mutex::new(rank::LEAF, None)));
+        let begun = Arc::clone(&closing);
+        others_do(move || {
+            let fs = Arc::clone(&others);
+            let close = base::thread::spawn("closes", move || fs.unreferenced(attr.ino));
+            *begun.lock() = Some(close.unwrap());
+            while others.orphans.has(attr.ino) {
+                base::thread::yield_now();
+            }
+        });
+        fs.link(&who, attr.ino, ROOT, b"file").unwrap();
+        nobody_does();
+        let close = closing.lock().take().unwrap();
+        close.join().unwrap();
+        assert!(!fs.orphans.has(attr.ino));
+        drop(file);
+        assert_eq!(fs.lookup(ROOT, b"file").unwrap().ino, attr.ino);
+        fs.close().unwrap();
     }
 }
