@@ -49,6 +49,7 @@
 
 mod acl;
 mod aio;
+mod ancestry;
 pub mod api;
 pub mod array;
 mod attr;

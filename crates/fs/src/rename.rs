@@ -1,13 +1,13 @@
 //! Rename: plain, replacing, without replacing, and exchanging.
 
 use crate::Error;
-use crate::api::{Caller, Ino, ROOT};
+use crate::api::{Caller, Ino};
 use crate::content::{AttrChange, Delta, FsNode, Inode, Link, Name};
 use crate::dir::{self, Target, Wanted, is_dot};
 use crate::directory::At;
 use crate::filesystem::{DIR_LINK_MAX, FileSystem};
 use crate::list::{self, Addition, Deletion, Emptied, Pruned, Seen, Spot};
-use crate::namespace::{Looks, links, live_dir};
+use crate::namespace::{Looks, between_steps, links, live_dir};
 use crate::orphan::Disposal;
 use base::canary::{Canary, planted};
 use base::clock::Timestamp;
@@ -18,9 +18,6 @@ use engine::{Mode, Need, Node, Op, Slot};
 pub const RENAME_NOREPLACE: u32 = libc::RENAME_NOREPLACE;
 /// Both names exist, and change places.
 pub const RENAME_EXCHANGE: u32 = libc::RENAME_EXCHANGE;
-
-/// Directories above one another, at most; more is a cycle in a damaged tree.
-pub(crate) const DEPTH_MAX: u32 = 1 << 20;
 
 /// A rename as asked for.
 #[derive(Clone, Copy)]
@@ -155,6 +152,7 @@ impl FileSystem {
                     false => continue,
                 }
             }
+            between_steps();
             match self.try_rename(&request, &found, (&from, to), this)? {
                 Outcome::Done(done) => {
                     if let Some(ino) = done.orphan {
@@ -307,21 +305,6 @@ impl FileSystem {
             });
         }
         Ok(guard)
-    }
-
-    /// Whether `upper` is `lower` or above it. The rename lock keeps the answer true.
-    fn is_above(&self, upper: Ino, lower: Ino) -> Result<bool, Error> {
-        let mut at = lower;
-        for _ in 0..DEPTH_MAX {
-            if at == upper {
-                return Ok(true);
-            }
-            if at == ROOT {
-                return Ok(false);
-            }
-            at = live_dir(self.inode(at)?.inode()?)?.parent;
-        }
-        Err(format::Damage::new("directory", "its parents form a cycle").into())
     }
 
     fn rename_locked(
@@ -657,14 +640,101 @@ impl Tally {
 pub(crate) mod tests {
     use super::*;
     use crate::api::ROOT;
+    use crate::namespace::meanwhile::{nobody_does, others_do};
     use crate::{FsOptions, MkfsOptions};
     use base::clock::Clock;
     use device::Array;
     use device::sim::SimDevice;
     use format::geometry::{Geometry, GeometryOptions};
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     const BYTES: u64 = 64 << 20;
+
+    /// Has `a` and `b` in it removed at a step of moving directory `x` into `b`, and then what `then` does.
+    fn move_while_both_go(
+        step: u32,
+        then: impl Fn(&FileSystem, Ino, Ino) + 'static,
+    ) -> Result<(), Error> {
+        let (fs, who) = (file_system(), Caller::root());
+        let above = fs.mkdir(&who, ROOT, b"a", 0o755).unwrap().ino;
+        let below = fs.mkdir(&who, above, b"b", 0o755).unwrap().ino;
+        let moved = fs.mkdir(&who, ROOT, b"x", 0o755).unwrap().ino;
+        // The kernel knows where it moves to.
+        fs.ref_inode(below);
+        let (others, mut steps) = (Arc::clone(&fs), 0);
+        others_do(move || {
+            steps += 1;
+            if steps == step {
+                others.rmdir(&who, above, b"b").unwrap();
+                others.rmdir(&who, ROOT, b"a").unwrap();
+                then(&others, moved, above);
+            }
+        });
+        let outcome = fs.rename(&who, ROOT, b"x", below, b"y", 0);
+        nobody_does();
+        fs.forget(below, 1);
+        outcome
+    }
+
+    /// It was told of whatever had the number of a directory above by then: that there is nothing, or a file, or that it would be inside itself.
+    #[test]
+    fn who_moves_a_directory_into_one_that_goes_finds_it_gone() {
+        fn make(fs: &FileSystem, dir: Ino, kind: u32, wanted: Ino) {
+            let make = |i: u32| {
+                let (who, name) = (Caller::root(), format!("{i}"));
+                match kind {
+                    libc::S_IFDIR => fs.mkdir(&who, dir, name.as_bytes(), 0o755),
+                    _ => fs.mknod(&who, dir, name.as_bytes(), kind, 0),
+                }
+            };
+            (0..500).find(|i| make(*i).unwrap().ino == wanted);
+        }
+        type Then = fn(&FileSystem, Ino, Ino);
+        let thens: [Then; 3] = [
+            |_, _, _| {},
+            |fs, _, above| make(fs, ROOT, libc::S_IFREG, above),
+            |fs, moved, above| make(fs, moved, libc::S_IFDIR, above),
+        ];
+        for (i, then) in thens.into_iter().enumerate() {
+            for step in 1..4 {
+                let outcome = move_while_both_go(step, then);
+                let is_right = matches!(outcome, Err(Error::NotFound));
+                assert!(is_right, "{i}, step {step}: {outcome:?}");
+            }
+        }
+    }
+
+    /// Who went up took a million steps, and called a healthy tree that is deeper than that damaged.
+    #[test]
+    fn parents_that_form_a_cycle_are_found_soon() {
+        let (fs, who) = (file_system(), Caller::root());
+        let mut dirs = vec![ROOT];
+        for _ in 0..10 {
+            let above = dirs[dirs.len() - 1];
+            dirs.push(fs.mkdir(&who, above, b"d", 0o755).unwrap().ino);
+        }
+        fs.mkdir(&who, ROOT, b"x", 0o755).unwrap();
+        let node = fs.node(dirs[3]).unwrap();
+        let mut op = fs.store.begin(Need::Reclaim).unwrap();
+        let slot = op.lock(&node).unwrap();
+        let parent = AttrChange {
+            parent: Some(dirs[8]),
+            ..AttrChange::default()
+        };
+        op.apply(slot, Delta::Attrs(parent));
+        op.commit();
+        let steps = Arc::new(AtomicU32::new(0));
+        let taken = Arc::clone(&steps);
+        others_do(move || {
+            taken.fetch_add(1, Ordering::Relaxed);
+        });
+        let refused = fs.rename(&who, ROOT, b"x", dirs[10], b"x", 0);
+        nobody_does();
+        assert!(refused.as_ref().is_err_and(Error::is_damage), "{refused:?}");
+        let steps = steps.load(Ordering::Relaxed);
+        assert!(steps < 40, "{steps}");
+    }
 
     pub(crate) fn file_system() -> Arc<FileSystem> {
         let devices = vec![SimDevice::new(BYTES, 1) as Arc<dyn device::BlockDevice>];

@@ -5,15 +5,15 @@ use super::content::{Content, Page};
 use super::stored::Place;
 use super::{Step, Transaction};
 use crate::Error;
+use crate::ancestry::{Cycle, is_cycle};
 use crate::api::{Ino, ROOT};
 use crate::content::FsNode;
 use crate::data::transact::{FileUse, Intended, LockedFile, Written};
 use crate::namespace::live_dir;
-use crate::rename::DEPTH_MAX;
 use base::canary::{Canary, planted};
 use base::map::HashMap;
 use engine::{Epoch, Extensive, Node, Reservation};
-use format::{BLOCK_SIZE, Damage};
+use format::BLOCK_SIZE;
 
 /// Bytes of an entry that sets times.
 const TIMES_LOGGED: usize = 48;
@@ -415,14 +415,17 @@ impl<'fs> Transaction<'fs> {
         upper: Ino,
         lower: Ino,
     ) -> Result<(), Error> {
-        let mut at = lower;
-        for _ in 0..DEPTH_MAX {
+        let (mut at, mut cycle) = (lower, Cycle::new());
+        loop {
             if at == upper {
                 let what = format!("directory {upper} has come above {lower}");
                 return Err(Error::Conflict(what));
             }
             if at == ROOT {
                 return Ok(());
+            }
+            if cycle.closes_at(at) {
+                return Err(is_cycle().into());
             }
             at = match parents.get(&at) {
                 Some(parent) => *parent,
@@ -433,7 +436,6 @@ impl<'fs> Transaction<'fs> {
                 }
             };
         }
-        Err(Damage::new("directory", "its parents form a cycle").into())
     }
 }
 

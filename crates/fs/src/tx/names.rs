@@ -4,13 +4,14 @@ use super::commit::gone;
 use super::{INODE_DIRTY, INODE_LOGGED, Staged, Step, Transaction};
 use crate::Error;
 use crate::acl::DEFAULT;
+use crate::ancestry::Cycle;
 use crate::api::{Ino, ROOT, SetAttr};
 use crate::content::Link;
 use crate::content::inode::SYMLINK_MAX;
 use crate::dir::is_dot;
 use crate::filesystem::LINK_MAX;
 use crate::namespace::Draft;
-use crate::rename::{DEPTH_MAX, RENAME_EXCHANGE, RENAME_NOREPLACE};
+use crate::rename::{RENAME_EXCHANGE, RENAME_NOREPLACE};
 use crate::tx::content::Content;
 use std::collections::BTreeMap;
 
@@ -356,13 +357,18 @@ impl<'fs> Transaction<'fs> {
 
     /// The directories from one up to another one above it, without that.
     fn path_up(&self, upper: Ino, lower: Ino) -> Result<Option<Vec<Ino>>, Error> {
-        let (mut at, mut path) = (lower, Vec::new());
-        for _ in 0..DEPTH_MAX {
+        let (mut at, mut path, mut cycle) = (lower, Vec::new(), Cycle::new());
+        loop {
             if at == upper {
                 return Ok(Some(path));
             }
             if at == ROOT {
                 return Ok(None);
+            }
+            if cycle.closes_at(at) {
+                // Of parents at several moments, some of them staged.
+                let what = format!("the directories above {lower} move");
+                return Err(Error::Conflict(what));
             }
             path.push(at);
             at = match self.inodes.get(&at) {
@@ -370,9 +376,6 @@ impl<'fs> Transaction<'fs> {
                 None => self.fs.inode(at).map_err(gone)?.inode()?.parent,
             };
         }
-        // Of parents at several moments, some of them staged.
-        let what = format!("the directories above {lower} move");
-        Err(Error::Conflict(what))
     }
 
     /// The inode that a name refers to.
