@@ -186,7 +186,10 @@ impl FileSystem {
         let moves_up = directory(&found.source);
         let moves_down = request.exchange && found.target.as_ref().is_some_and(directory);
         let guard = match request.crosses() && (moves_up || moves_down) {
-            true => Some(self.check_ancestry(request, found)?),
+            true => match self.check_ancestry(request, found, (from, to))? {
+                None => return Ok(Outcome::Again),
+                guard => guard,
+            },
             false => None,
         };
         let _held = guard.filter(|_| !planted(Canary::RenameUnlocked));
@@ -280,31 +283,56 @@ impl FileSystem {
                 .is_some_and(|to| to.generation == source.generation))
     }
 
-    /// Takes the rename lock and checks that no directory would end up inside itself (R13).
+    /// Takes the rename lock and checks that no directory would end up inside itself (R13). `None`: a name refers to something
+    /// else by now.
     fn check_ancestry(
         &self,
         request: &Request<'_>,
         found: &Found,
-    ) -> Result<MutexGuard<'_, ()>, Error> {
+        dirs: (&Node<FsNode>, &Node<FsNode>),
+    ) -> Result<Option<MutexGuard<'_, ()>>, Error> {
         let guard = self.renames.lock();
-        let inside = Error::Invalid("a directory cannot move into itself");
         if planted(Canary::AncestryUnchecked) {
-            return Ok(guard);
+            return Ok(Some(guard));
         }
+        let Some(refusal) = self.refusal(request, found)? else {
+            return Ok(Some(guard));
+        };
+        // They were looked up before the lock was waited for, and what they referred to then may have moved there since.
+        match self.are_still(request, found, dirs)? {
+            true => Err(refusal),
+            false => Ok(None),
+        }
+    }
+
+    /// Why the directories that were found cannot move to where they shall be.
+    fn refusal(&self, request: &Request<'_>, found: &Found) -> Result<Option<Error>, Error> {
+        let inside = Error::Invalid("a directory cannot move into itself");
         if found.source.kind == libc::DT_DIR && self.is_above(found.source.nid, request.to)? {
-            return Err(inside);
+            return Ok(Some(inside));
         }
         if let Some(target) = &found.target
             && target.kind == libc::DT_DIR
             && self.is_above(target.nid, request.from)?
         {
-            return Err(if request.exchange {
-                inside
-            } else {
-                Error::NotEmpty
-            });
+            return Ok(Some(match request.exchange {
+                true => inside,
+                false => Error::NotEmpty,
+            }));
         }
-        Ok(guard)
+        Ok(None)
+    }
+
+    /// Whether both names refer to what was found.
+    fn are_still(
+        &self,
+        request: &Request<'_>,
+        found: &Found,
+        (from, to): (&Node<FsNode>, &Node<FsNode>),
+    ) -> Result<bool, Error> {
+        let (source, _) = self.look_in(from, request.name)?;
+        let (target, _) = self.look_in(to, request.new_name)?;
+        Ok(source.as_ref() == Some(&found.source) && target == found.target)
     }
 
     fn rename_locked(
@@ -703,6 +731,43 @@ pub(crate) mod tests {
                 assert!(is_right, "{i}, step {step}: {outcome:?}");
             }
         }
+    }
+
+    /// What had the name when it was looked up had become another's.
+    #[test]
+    fn a_move_is_not_refused_for_what_had_the_name_before() {
+        let (fs, who) = (file_system(), Caller::root());
+        let above = fs.mkdir(&who, ROOT, b"a", 0o755).unwrap().ino;
+        let below = fs.mkdir(&who, above, b"b", 0o755).unwrap().ino;
+        let (others, mut done) = (Arc::clone(&fs), false);
+        others_do(move || {
+            if !std::mem::replace(&mut done, true) {
+                others.rename(&who, ROOT, b"a", ROOT, b"c", 0).unwrap();
+                others.mkdir(&who, ROOT, b"a", 0o755).unwrap();
+            }
+        });
+        let moved = fs.rename(&who, ROOT, b"a", below, b"x", 0);
+        nobody_does();
+        moved.unwrap();
+        assert!(fs.stat_at(ROOT, b"c/b/x").unwrap().is_dir());
+        // Nor what is in its place.
+        let (others, mut done) = (Arc::clone(&fs), false);
+        others_do(move || {
+            if !std::mem::replace(&mut done, true) {
+                others.rename(&who, ROOT, b"c", ROOT, b"d", 0).unwrap();
+            }
+        });
+        let moved = fs.rename(&who, below, b"x", ROOT, b"c", 0);
+        nobody_does();
+        moved.unwrap();
+        for name in [&b"c"[..], b"d"] {
+            assert!(fs.lookup(ROOT, name).unwrap().is_dir());
+        }
+        let refused = fs.rename(&who, ROOT, b"d", below, b"x", 0);
+        assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+        fs.mkdir(&who, below, b"x", 0o755).unwrap();
+        let refused = fs.rename(&who, below, b"x", ROOT, b"d", 0);
+        assert!(matches!(refused, Err(Error::NotEmpty)), "{refused:?}");
     }
 
     /// Who went up took a million steps, and called a healthy tree that is deeper than that damaged.

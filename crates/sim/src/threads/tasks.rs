@@ -281,9 +281,8 @@ impl Task<'_> {
                 .rename(&Caller::root(), *from, &name, into, &name, 0);
             match moved {
                 Err(error) if error.errno() == libc::ENOENT => {}
-                Err(error) if [libc::EINVAL, libc::ENOTEMPTY].contains(&error.errno()) => {
-                    return Ok(());
-                }
+                // It is above the one that it should move into.
+                Err(error) if error.errno() == libc::EINVAL => return Ok(()),
                 other => return other,
             }
         }
