@@ -3,7 +3,8 @@
 //! Invariants:
 //! 1. A directory has one open part for its own entries and one for each directory found in it.
 //!    Whoever closes its last part leaves it, which closes a part of the one above: so a
-//!    directory is left once, after everything below it.
+//!    directory is left once, after everything below it. One that is not empty then, as others have moved something into it, is begun again
+//!    instead, with a part for its own entries as before.
 //! 2. A worker that finds nothing to do waits only while another is in a directory and may yet
 //!    find some.
 //! 3. After a failure no directory is begun any more.
@@ -22,8 +23,10 @@ use crate::{Caller, Error, data, list};
 use base::sync::{Condvar, Mutex, rank};
 use engine::{Need, Op, Slot, THREADS_MAX};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+/// Times that a directory is begun, at most: others may fill one without end.
+const BEGUN_MAX: u32 = 100;
 /// Names that one record removes, at most.
 const REMOVED_AT_ONCE: usize = 128;
 
@@ -44,6 +47,10 @@ struct Found {
     above: Option<(Arc<Found>, Box<[u8]>)>,
     /// Open parts (invariant 1).
     open: AtomicUsize,
+    /// How often it was begun again.
+    again: AtomicU32,
+    /// Something in it was removed since it was begun again; true before that.
+    loses: AtomicBool,
 }
 
 impl Found {
@@ -53,6 +60,8 @@ impl Found {
             generation,
             above,
             open: AtomicUsize::new(1),
+            again: AtomicU32::new(0),
+            loses: AtomicBool::new(true),
         })
     }
 }
@@ -84,9 +93,9 @@ struct Crew {
 trait Work: Sync {
     /// Handles a directory's entries; those that are directories, and shall be begun, go to
     /// `found`.
-    fn enter(&self, dir: Ino, generation: u64, found: &mut dyn FnMut(&Name)) -> Result<(), Error>;
-    /// Everything below a directory is done.
-    fn leave(&self, left: &Found) -> Result<(), Error>;
+    fn enter(&self, begun: &Found, found: &mut dyn FnMut(&Name)) -> Result<(), Error>;
+    /// Everything below a directory is done. False: it is to be begun again.
+    fn leave(&self, left: &Found) -> Result<bool, Error>;
 }
 
 /// Somebody is in a directory; also one who panics there must leave it, or the others wait for ever.
@@ -130,17 +139,24 @@ impl Crew {
     }
 
     fn visit(&self, work: &dyn Work, found: &Arc<Found>) -> Result<(), Error> {
-        work.enter(found.dir, found.generation, &mut |name| {
-            found.open.fetch_add(1, Ordering::Relaxed);
-            let above = (Arc::clone(found), Box::from(&*name.name));
-            let new = Found::new(name.nid, name.generation, Some(above));
+        let begin = |new: Arc<Found>| {
             self.queue.lock().waiting.push(new);
             self.changed.notify_one();
+        };
+        work.enter(found, &mut |name| {
+            found.open.fetch_add(1, Ordering::Relaxed);
+            let above = (Arc::clone(found), Box::from(&*name.name));
+            begin(Found::new(name.nid, name.generation, Some(above)));
         })?;
         let mut at = Some(found);
         // AcqRel: whoever leaves a directory sees what was done in all of its parts.
         while let Some(closed) = at.filter(|f| f.open.fetch_sub(1, Ordering::AcqRel) == 1) {
-            work.leave(closed)?;
+            if !work.leave(closed)? {
+                // Nobody else knows of it now; the queue's lock hands it on.
+                closed.open.store(1, Ordering::Relaxed);
+                begin(Arc::clone(closed));
+                break;
+            }
             at = closed.above.as_ref().map(|(up, _)| up);
         }
         Ok(())
@@ -198,10 +214,10 @@ impl FileSystem {
     /// directory; the whole is not atomic, and durable after a [`FileSystem::sync`]. `progress` is
     /// told how many names went since it was told last. What others remove, rename or replace meanwhile
     /// is left alone, the first name included, and is no error; but a directory that was found is
-    /// emptied wherever it is by then.
+    /// emptied wherever it is by then, and what is moved to, or made in, another directory of the tree goes with that.
     ///
     /// # Errors
-    /// [`Error::NotEmpty`] when others make files in the tree meanwhile; what was removed by then
+    /// [`Error::NotEmpty`] when others make files in a directory of the tree again and again; what was removed by then
     /// stays removed.
     pub fn remove_all(
         &self,
@@ -374,8 +390,9 @@ struct Walk<'a> {
 }
 
 impl Work for Walk<'_> {
-    fn enter(&self, dir: Ino, generation: u64, found: &mut dyn FnMut(&Name)) -> Result<(), Error> {
-        self.fs.runs(dir, generation, |names| {
+    fn enter(&self, begun: &Found, found: &mut dyn FnMut(&Name)) -> Result<(), Error> {
+        let dir = begun.dir;
+        self.fs.runs(dir, begun.generation, |names| {
             for name in &names {
                 let entry = crate::listing::entry_of(name);
                 if (self.each)(dir, entry)? && name.kind == libc::DT_DIR {
@@ -386,8 +403,8 @@ impl Work for Walk<'_> {
         })
     }
 
-    fn leave(&self, _left: &Found) -> Result<(), Error> {
-        Ok(())
+    fn leave(&self, _left: &Found) -> Result<bool, Error> {
+        Ok(true)
     }
 }
 
@@ -401,7 +418,10 @@ struct RemoveAll<'a> {
 }
 
 impl RemoveAll<'_> {
-    fn files(&self, dir: Ino, generation: u64, names: &[Name]) -> Result<(), Error> {
+    fn files(&self, begun: &Found, names: &[Name]) -> Result<(), Error> {
+        let &Found {
+            dir, generation, ..
+        } = begun;
         for names in names.chunks(REMOVED_AT_ONCE) {
             let left = self.fs.remove_together(dir, generation, names)?;
             let mut gone = names.len() as u64;
@@ -412,33 +432,48 @@ impl RemoveAll<'_> {
                 gone -= u64::from(!removed);
             }
             self.files.fetch_add(gone, Ordering::Relaxed);
+            begun.loses.fetch_or(gone > 0, Ordering::Relaxed);
             (self.progress)(gone);
         }
         Ok(())
     }
+
+    /// Whether a directory that is not empty is begun again: if that has removed something the last time, and not too often.
+    fn goes_on(&self, dir: &Found) -> bool {
+        dir.loses.swap(false, Ordering::Relaxed)
+            && dir.again.fetch_add(1, Ordering::Relaxed) + 1 < BEGUN_MAX
+    }
 }
 
 impl Work for RemoveAll<'_> {
-    fn enter(&self, dir: Ino, generation: u64, found: &mut dyn FnMut(&Name)) -> Result<(), Error> {
-        self.fs.runs(dir, generation, |names| {
+    fn enter(&self, begun: &Found, found: &mut dyn FnMut(&Name)) -> Result<(), Error> {
+        self.fs.runs(begun.dir, begun.generation, |names| {
             let (below, files): (Vec<Name>, Vec<Name>) = names
                 .into_iter()
                 .partition(|name| name.kind == libc::DT_DIR);
             below.iter().for_each(&mut *found);
-            unless_gone(dir, self.files(dir, generation, &files)).map(drop)
+            unless_gone(begun.dir, self.files(begun, &files)).map(drop)
         })
     }
 
-    fn leave(&self, left: &Found) -> Result<(), Error> {
-        let above = left.above.as_ref();
-        let above = above.map(|(up, name)| ((up.dir, up.generation), &**name));
+    fn leave(&self, left: &Found) -> Result<bool, Error> {
+        let up = left.above.as_ref();
+        let above = up.map(|(up, name)| ((up.dir, up.generation), &**name));
         let (dir, name) = above.unwrap_or(self.top);
         let victim = (left.dir, left.generation);
-        if self.fs.remove_found(dir, name, victim, true)? {
-            self.directories.fetch_add(1, Ordering::Relaxed);
-            (self.progress)(1);
+        match self.fs.remove_found(dir, name, victim, true) {
+            Ok(false) => {}
+            Ok(true) => {
+                self.directories.fetch_add(1, Ordering::Relaxed);
+                if let Some((up, _)) = up {
+                    up.loses.store(true, Ordering::Relaxed);
+                }
+                (self.progress)(1);
+            }
+            Err(Error::NotEmpty) if self.goes_on(left) => return Ok(false),
+            Err(error) => return Err(error),
         }
-        Ok(())
+        Ok(true)
     }
 }
 

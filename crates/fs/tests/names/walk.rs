@@ -308,6 +308,59 @@ fn what_takes_the_name_of_a_tree_meanwhile_is_not_removed() {
     world.check();
 }
 
+/// A directory that was moved into one whose names had been read made the removal fail.
+#[test]
+fn what_others_move_within_a_tree_goes_with_it() {
+    let world = World::new(1, 64 << 20, 14);
+    let fs = world.open();
+    let who = Caller::root();
+    let x = mkdir(&fs, ROOT, "x");
+    let dir = mkdir(&fs, x, "dir");
+    file(&fs, dir, "f", 10);
+    for i in 0..16 {
+        mkdir(&fs, x, &format!("sub-{i}"));
+    }
+    let moved = AtomicU64::new(0);
+    let progress = |_| {
+        if moved.load(Ordering::SeqCst) > 0 || fs.lookup(dir, b"f").is_ok() {
+            return;
+        }
+        for i in 0..16 {
+            let name = format!("sub-{i}").into_bytes();
+            let done = fs.rename(&who, x, &name, dir, &name, 0);
+            moved.fetch_add(u64::from(done.is_ok()), Ordering::SeqCst);
+        }
+        file(&fs, dir, "g", 10);
+    };
+    let removed = fs.remove_all(&who, ROOT, b"x", 1, &progress).unwrap();
+    assert!(moved.into_inner() > 0);
+    assert_eq!((removed.files, removed.directories), (2, 18));
+    assert!(matches!(fs.lookup(ROOT, b"x"), Err(Error::NotFound)));
+    fs.close().unwrap();
+    drop(fs);
+    world.check();
+}
+
+/// Who makes files without end is not waited for.
+#[test]
+fn a_tree_that_others_fill_again_and_again_is_found_not_empty() {
+    let world = World::new(1, 64 << 20, 15);
+    let fs = world.open();
+    let x = mkdir(&fs, ROOT, "x");
+    file(&fs, x, "f", 10);
+    let made = AtomicU64::new(0);
+    let progress = |_| {
+        let i = made.fetch_add(1, Ordering::SeqCst);
+        file(&fs, x, &format!("f{i}"), 10);
+    };
+    let refused = fs.remove_all(&Caller::root(), ROOT, b"x", 1, &progress);
+    assert!(matches!(refused, Err(Error::NotEmpty)), "{refused:?}");
+    assert_eq!(list(&fs, x, 10).len(), 1);
+    fs.close().unwrap();
+    drop(fs);
+    world.check();
+}
+
 /// The tree is taken away beside its removal, and other directories get the numbers and names of what it had.
 #[test]
 fn who_has_the_number_of_a_directory_of_a_tree_keeps_what_is_in_it() {
