@@ -60,7 +60,8 @@ impl Caller {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attr {
     pub ino: Ino,
-    /// Tells successive uses of an inode number apart; never reused with the same number.
+    /// Tells successive uses of an inode number apart. A use that a crash takes back leaves its generation to the next one: who keeps it for
+    /// longer than a mount keeps [`handle_generation`](Self::handle_generation).
     pub generation: u64,
     /// File type and permission bits.
     pub mode: u32,
@@ -79,6 +80,22 @@ pub struct Attr {
 }
 
 impl Attr {
+    /// What tells uses of an inode number apart in a handle that outlives mounts, as those of NFS do. It stays the same as long as the file is there.
+    ///
+    /// It is made of the time of birth, too: generations repeat after a crash, and the 32 bits that handles have of them after a repair. Two uses that were
+    /// born at different times have the same by a chance of 2^-32, those born at one time never. The root's is 0, as the kernel has it.
+    pub fn handle_generation(&self) -> u32 {
+        if self.ino == ROOT {
+            return 0;
+        }
+        // As splitmix64 ends: each bit of the time changes half of them.
+        let mut mixed = self.btime.ns() as u64;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^= mixed >> 31;
+        mixed.wrapping_add(self.generation) as u32
+    }
+
     pub fn is_dir(&self) -> bool {
         self.mode & libc::S_IFMT == libc::S_IFDIR
     }

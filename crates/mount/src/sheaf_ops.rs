@@ -7,7 +7,7 @@
 //!    answer is sent and given back by FORGET: an inode the kernel knows is never reused.
 //! 2. A node id is the inode's number; nothing is kept per inode here, so that neither
 //!    descriptors nor memory bound the number of files, and file handles stay good across
-//!    mounts.
+//!    mounts. They name a use of that number by [`Attr::handle_generation`], which no crash hands out again.
 //!
 //! # How long the kernel may keep what it learned
 //!
@@ -274,7 +274,7 @@ impl SheafOps {
     fn entry(&self, attr: &Attr) -> Entry {
         Entry {
             node: attr.ino.0,
-            generation: attr.generation,
+            generation: attr.handle_generation().into(),
             attributes: self.attributes(attr),
             valid: LONG,
         }

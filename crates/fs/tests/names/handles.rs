@@ -2,8 +2,10 @@
 
 use crate::world::{World, list};
 use base::rng::Rng;
-use fs::{Caller, Dir, Error, FileSystem, ROOT};
+use fs::{Caller, Dir, Error, FileSystem, Ino, ROOT};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 const FILE: u32 = libc::S_IFREG | 0o644;
 
@@ -221,4 +223,51 @@ fn a_handle_is_of_one_file_system() {
     drop(dir);
     fs.close().unwrap();
     other.close().unwrap();
+}
+
+/// A file that a crash took back left its number and its generation to the next one, which who had kept a handle of it then opened.
+#[test]
+fn a_handle_of_a_file_that_a_crash_took_back_is_no_other_files() {
+    let mut world = World::new(1, 64 << 20, 7);
+    let mut fs = world.open();
+    let who = Caller::root();
+    let mut handed_out: BTreeMap<Ino, BTreeSet<u32>> = BTreeMap::new();
+    let mut uses = 0;
+    for (round, cut) in [true, true, false, true, false, false].iter().enumerate() {
+        for i in 0..20 {
+            let name = format!("{round}-{i}");
+            let attr = fs.mknod(&who, ROOT, name.as_bytes(), FILE, 0).unwrap();
+            let before = handed_out.entry(attr.ino).or_default();
+            assert!(before.insert(attr.handle_generation()), "{name}: {attr:?}");
+            uses += 1;
+            if *cut || i % 2 == 0 {
+                let found = fs.lookup(ROOT, name.as_bytes()).unwrap();
+                assert_eq!(found.handle_generation(), attr.handle_generation());
+            } else {
+                fs.unlink(&who, ROOT, name.as_bytes()).unwrap();
+            }
+        }
+        let kept = list(&fs, ROOT, 50);
+        let handle = |fs: &FileSystem, ino| fs.getattr(ino).unwrap().handle_generation();
+        let handles: Vec<u32> = kept.iter().map(|(_, ino)| handle(&fs, *ino)).collect();
+        fs = match cut {
+            true => {
+                world.switch.cut_now();
+                drop(fs);
+                world.restart(&mut Rng::new(round as u64));
+                // A machine takes its time to start.
+                world.clock.advance(Duration::from_secs(1));
+                world.open()
+            }
+            false => {
+                let fs = world.remount(fs);
+                let again: Vec<u32> = kept.iter().map(|(_, ino)| handle(&fs, *ino)).collect();
+                assert_eq!(again, handles);
+                fs
+            }
+        };
+    }
+    assert!(handed_out.len() * 2 < uses, "numbers were used again");
+    assert_eq!(fs.getattr(ROOT).unwrap().handle_generation(), 0);
+    fs.close().unwrap();
 }
