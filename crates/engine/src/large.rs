@@ -83,6 +83,14 @@ impl Extensive {
         self.logged >= other.logged && self.dirty >= other.dirty
     }
 
+    /// Both together.
+    pub fn plus(self, other: Extensive) -> Extensive {
+        Extensive {
+            logged: self.logged + other.logged,
+            dirty: self.dirty + other.dirty,
+        }
+    }
+
     /// The greater of each part.
     pub fn max(self, other: Extensive) -> Extensive {
         Extensive {
@@ -90,6 +98,20 @@ impl Extensive {
             dirty: self.dirty.max(other.dirty),
         }
     }
+}
+
+/// What a large operation is going to change, as far as that is known before it begins.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Touched {
+    pub nodes: usize,
+    /// Bytes of memory that the content of each node has, at most.
+    pub memory: usize,
+    /// Pages of the node table that name them.
+    pub table_pages: usize,
+    /// Chunks in which it frees blocks, or takes some.
+    pub chunks: usize,
+    /// Pieces of free space that it makes or takes.
+    pub pieces: usize,
 }
 
 /// What a large operation has besides.
@@ -152,6 +174,21 @@ impl<C: Content> Store<C> {
         Extensive {
             logged,
             dirty: dirty * 2,
+        }
+    }
+
+    /// What changes of these nodes leave dirty, and of space maps log, by the count of [`Op::excess`].
+    pub fn extensive_by(&self, touched: Touched) -> Extensive {
+        let geometry = self.array.geometry();
+        let all = geometry.chunk_count as usize;
+        let maps = touched.chunks.min(all);
+        // Numbers of maps follow each other.
+        let pages = maps.min(all.div_ceil(LEAF_NIDS as usize) + 1) + touched.table_pages;
+        let map = geometry.chunk_blocks as usize / 8 + NODE_MEMORY;
+        let nodes = touched.nodes * (touched.memory + NODE_MEMORY);
+        Extensive {
+            logged: touched.pieces * MAP_ENTRY,
+            dirty: nodes + maps * map + pages * LEAF_COST as usize,
         }
     }
 

@@ -63,7 +63,7 @@ pub use counters::{Distribution, StoreCounters, Summary, Waits};
 pub use error::Error;
 pub use finding::{FINDINGS_MAX, Finding, Findings, Object, Severity};
 pub use growth::Growth;
-pub use large::Extensive;
+pub use large::{Extensive, Touched};
 pub use new_data::NewData;
 pub use node::{Node, NodeRead};
 pub use op::{Epoch, Mode, Need, Op, Slot, Slots};

@@ -24,13 +24,20 @@ use crate::{Error, Ino, tree};
 use base::atomic::Ordering;
 use base::clock::Timestamp;
 use base::sync::{Arc, WriteGuard};
-use engine::{Epoch, Extent, NewData, Op, Promise, Reservation, Slot};
-use format::{BLOCK_SIZE, Block};
+use engine::{Epoch, Extent, NewData, Node, Op, Promise, Reservation, Slot, Store, Touched};
+use format::table::LEAF_NIDS;
+use format::{BLOCK_SIZE, Block, Nid};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// Bytes for which an operation vouches at most, and runs of blocks, as for a sync.
 const VOUCHED_MAX: usize = 128 << 10;
 const VOUCHED_RUNS: usize = 16;
+
+/// Bytes of memory that a leaf of extents has, about, at most: one whose list has grown may have twice as much.
+const LEAF_MEMORY: usize = extents::LEAF_MAX * size_of::<FileExtent>();
+/// The inode, and an index node for leaves that are split.
+const BESIDE_LEAVES: usize = 2;
 
 /// A file whose I/O lock a transaction has.
 pub(crate) struct LockedFile<'a> {
@@ -99,7 +106,97 @@ pub(crate) struct Written<'s> {
     pub new: Vec<(usize, NewData)>,
 }
 
+/// What new blocks for pages of a file will change of what maps these pages now.
+#[derive(Debug, Default)]
+pub(crate) struct Reach {
+    leaves: BTreeSet<Nid>,
+    /// Pages of the node table that name the leaves.
+    table_pages: BTreeSet<u64>,
+    /// Those of blocks that will be free.
+    chunks: BTreeSet<u32>,
+    /// Pieces of them.
+    freed: usize,
+}
+
+impl Reach {
+    fn add(&mut self, store: &Store<FsNode>, mapped: &[FileExtent]) {
+        self.freed += mapped.len();
+        for extent in mapped {
+            let last = Block(extent.block.0 + u64::from(extent.len).saturating_sub(1));
+            let chunk = |block| store.array().geometry().chunk_of(block);
+            if let (Some((first, _)), Some((last, _))) = (chunk(extent.block), chunk(last)) {
+                self.chunks.extend(first..=last);
+            }
+        }
+    }
+
+    pub fn merge(&mut self, other: Reach) {
+        self.leaves.extend(other.leaves);
+        self.table_pages.extend(other.table_pages);
+        self.chunks.extend(other.chunks);
+        self.freed += other.freed;
+    }
+
+    /// With another one's, and the inode, a node above the leaves, and the blocks of as many runs of pages.
+    pub fn touched_with(&self, other: &Reach, runs: usize) -> Touched {
+        fn all<T: Ord>(one: &BTreeSet<T>, other: &BTreeSet<T>) -> usize {
+            one.len() + other.iter().filter(|each| !one.contains(each)).count()
+        }
+        Touched {
+            nodes: all(&self.leaves, &other.leaves) + BESIDE_LEAVES,
+            table_pages: all(&self.table_pages, &other.table_pages) + BESIDE_LEAVES,
+            chunks: all(&self.chunks, &other.chunks) + 1,
+            pieces: self.freed + other.freed + runs,
+            memory: LEAF_MEMORY,
+        }
+    }
+
+    /// The most that so many pages reach: each is in a leaf and a chunk of its own.
+    pub fn touched_most(pages: usize) -> Touched {
+        Touched {
+            nodes: pages + BESIDE_LEAVES,
+            table_pages: pages + BESIDE_LEAVES,
+            chunks: 2 * pages,
+            pieces: 2 * pages,
+            memory: LEAF_MEMORY,
+        }
+    }
+}
+
 impl Files {
+    /// Adds what new blocks for these pages will change. A file that is gone has none.
+    ///
+    /// # Errors
+    /// Those of reading what maps the pages.
+    pub(crate) fn reach(
+        &self,
+        (ino, generation): (Ino, u64),
+        pages: Range<u64>,
+        reach: &mut Reach,
+    ) -> Result<(), Error> {
+        let content = match self.store.get(ino).and_then(Node::into_read) {
+            Err(engine::Error::Gone(_)) => return Ok(()),
+            content => content?,
+        };
+        let inode = match content.inode() {
+            Ok(inode) if inode.generation == generation => inode,
+            // Its number is another's.
+            _ => return Ok(()),
+        };
+        match &inode.body {
+            Body::Extents(list) => reach.add(&self.store, &extents::clip(list, &pages)),
+            Body::Tree(root) => tree::walk(&self.store, root, pages.start, |content, leaf| {
+                let mapped = extents::clip(content.extents()?, &pages);
+                reach.leaves.insert(leaf.node.nid());
+                reach.table_pages.insert(leaf.node.nid().0 / LEAF_NIDS);
+                reach.add(&self.store, &mapped);
+                Ok(leaf.high.is_some_and(|high| high < pages.end))
+            })?,
+            _ => {}
+        }
+        Ok(())
+    }
+
     /// A file that is there, for as long as this is kept.
     pub(crate) fn use_for_commit(&self, ino: Ino) -> Result<FileUse<'_>, Error> {
         self.use_file(ino)

@@ -8,7 +8,9 @@
 //! 1. Until the commit the file is what it was, and after a drop it is; promised blocks go back with it.
 //! 2. Each page staged has a promised block, so that only staging meets [`Error::NoSpace`] for data. Blocks of pages that were cut again serve
 //!    the next ones.
-//! 3. A call that fails has staged nothing of what it was given. One that would make the commit too large for the store fails.
+//! 3. A call that fails has staged nothing of what it was given. A write that would make the commit too large for the store fails: what maps its
+//!    pages is looked up, unless they are so few that each may be in a leaf of extents of its own. What others do to the file until the commit may
+//!    make that larger; so may a staged cut, by what it frees.
 //! 4. It relies on nothing that it reads: what others write meanwhile to bytes that it has not written stays, of the rest its own
 //!    bytes win.
 
@@ -16,6 +18,7 @@ use super::content::Content;
 use super::{PAGE, PARTS_MAX, RUN_LOGGED, STEP_DIRTY, STEP_LOGGED, memory_max};
 use crate::Error;
 use crate::api::{Caller, Ino};
+use crate::data::transact::Reach;
 use crate::data::{OpenFile, SIZE_MAX};
 use crate::filesystem::FileSystem;
 use base::atomic::{AtomicU64, Ordering};
@@ -61,7 +64,8 @@ impl AtomicCounts {
 ///
 /// Limits: 64 MiB of pages touched; in all that are staged in a file system at a time 256 MiB, or an eighth of its memory if that is limited and less
 /// ([`FsOptions::with_memory`](crate::FsOptions::with_memory)); and no more pieces without a gap than
-/// a transaction takes, some 4,600 on the smallest arrays ([`Error::TransactionTooLarge`], with nothing staged of the call). A page whose bytes
+/// a transaction takes, some 4,600 on the smallest arrays, nor pages in more parts of a file's map than one may change: of a file in many pieces some 45 of up to 600 each
+/// with 8 MiB of memory ([`Error::TransactionTooLarge`], with nothing staged of the call). A page whose bytes
 /// are written one here, one there has up to twice as much memory again that says which.
 #[must_use = "dropped without a commit it writes nothing"]
 pub struct AtomicWrite {
@@ -76,6 +80,8 @@ pub struct AtomicWrite {
     counted: u64,
     /// Pieces without a gap that the pages make.
     runs: usize,
+    /// What its pages reach, once they are so many that it matters.
+    reach: Option<Reach>,
     is_committed: bool,
 }
 
@@ -117,6 +123,7 @@ impl FileSystem {
             promised: 0,
             counted: 0,
             runs: 0,
+            reach: None,
             is_committed: false,
         })
     }
@@ -138,14 +145,49 @@ impl AtomicWrite {
         let touched = pages.start.saturating_sub(1)..pages.end + 1;
         let touched = self.content.pages.range(touched);
         let runs = self.runs + 1 - runs_of(touched.map(|(page, _)| *page));
-        // Counted again by its blocks, of which nothing is known yet: as many runs, unless free space is in pieces.
-        if !self.fs.store.large_most().covers(of_commit(2 * runs)) {
-            return Err(Error::TransactionTooLarge);
-        }
+        let added = self.check_commit(&pages, held, runs)?;
         self.make_room(pages.end - pages.start - held)?;
         self.content.write(offset, data);
         self.runs = runs;
+        if let Some(reach) = &mut self.reach {
+            reach.merge(added);
+        }
         Ok(())
+    }
+
+    /// Fails if a commit with these pages besides, of which `held` are staged, would be too large: then the pages would make so many runs. Returns
+    /// what they reach, if that is kept.
+    fn check_commit(&mut self, pages: &Range<u64>, held: u64, runs: usize) -> Result<Reach, Error> {
+        let (fs, file) = (&*self.fs, (self.ino, self.generation));
+        let most = fs.store.large_most();
+        // Counted again by its blocks, of which nothing is known yet: as many runs, unless free space is in pieces.
+        let least = of_commit(2 * runs);
+        let is_possible = |touched| most.covers(least.plus(fs.store.extensive_by(touched)));
+        let count = self.content.pages.len() as u64 + (pages.end - pages.start) - held;
+        let mut added = Reach::default();
+        if self.reach.is_none() {
+            if is_possible(Reach::touched_most(count as usize)) {
+                return Ok(added);
+            }
+            // They may be too many by far, or lie side by side: that is looked at from here on.
+            let mut all = Reach::default();
+            for run in runs_in(self.content.pages.keys().copied()) {
+                fs.files.reach(file, run, &mut all)?;
+            }
+            self.reach = Some(all);
+        }
+        let staged = &self.content.pages;
+        for run in runs_in(pages.clone().filter(|page| !staged.contains_key(page))) {
+            fs.files.reach(file, run, &mut added)?;
+        }
+        let touched = self
+            .reach
+            .as_ref()
+            .map(|reach| reach.touched_with(&added, runs));
+        match touched.is_none_or(is_possible) {
+            true => Ok(added),
+            false => Err(Error::TransactionTooLarge),
+        }
     }
 
     /// Stages a new size; what is added reads as zeros.
@@ -165,6 +207,7 @@ impl AtomicWrite {
         }
         let gone = self.content.truncate(size).len() as u64;
         self.runs = runs_of(self.pages());
+        self.reach = None;
         // Their blocks stay promised, for what is staged next.
         self.fs.atomic.pages.fetch_sub(gone, Ordering::Relaxed);
         self.counted -= gone;
@@ -316,6 +359,18 @@ fn of_commit(runs: usize) -> Extensive {
 }
 
 /// Pieces without a gap that pages make, which grow.
+fn runs_in(pages: impl Iterator<Item = u64>) -> Vec<Range<u64>> {
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    for page in pages {
+        match runs.last_mut().filter(|run| run.end == page) {
+            Some(run) => run.end += 1,
+            None => runs.push(page..page + 1),
+        }
+    }
+    runs
+}
+
+/// How many of them there are.
 fn runs_of(pages: impl Iterator<Item = u64>) -> usize {
     let mut next = None;
     let begins = pages.filter(|&page| {

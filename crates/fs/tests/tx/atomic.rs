@@ -240,6 +240,54 @@ fn what_a_commit_would_be_too_large_for_is_not_staged() {
     world.check();
 }
 
+/// Each page lies in a leaf of extents of its own, or nearly so: its commit changes all of these, which nobody had counted, and was refused when SQLite
+/// had staged everything, and had no journal that it had synced.
+#[test]
+fn scattered_pages_of_a_file_in_pieces_are_refused_when_they_are_staged_or_not_at_all() {
+    const PAGES: u64 = 40_960;
+    let mut world = World::new(4, 64 << 20, 1);
+    world.options = world.options.clone().with_memory(8 << 20);
+    let fs = world.open();
+    let file = make(&fs, b"f", b"");
+    for first in 0..2 {
+        for page in (first..PAGES).step_by(2) {
+            let at = page * PAGE as u64;
+            assert_eq!(fs.write(&file, at, &[1; PAGE]).unwrap(), PAGE);
+        }
+        fs.sync().unwrap();
+    }
+    let mut refused = 0;
+    for (round, count) in [20, 150, 40, 60, 80, 100].into_iter().enumerate() {
+        let mut write = fs.atomic_write(&Caller::root(), &file).unwrap();
+        let mut staged = Vec::new();
+        let value = 2 + round as u8;
+        for i in 0..count {
+            let page = i * (PAGES / count);
+            match write.write(page * PAGE as u64 + 7, &[value; 10]) {
+                Ok(()) => staged.push(page),
+                Err(Error::TransactionTooLarge) => refused += 1,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!(staged.len() >= 20, "{}", staged.len());
+        write.commit().unwrap();
+        let mut seen = [0; 10];
+        for page in staged {
+            fs.read(&file, page * PAGE as u64 + 7, &mut seen).unwrap();
+            assert_eq!(seen, [value; 10], "{page}");
+        }
+    }
+    assert!(refused > 0);
+    // As many that are neighbours reach one leaf or two.
+    let mut write = fs.atomic_write(&Caller::root(), &file).unwrap();
+    for page in 0..200 {
+        write.write(page * 2 * PAGE as u64, &[99; PAGE]).unwrap();
+    }
+    write.commit().unwrap();
+    drop((file, fs));
+    world.check();
+}
+
 #[test]
 fn a_cut_to_the_size_frees_what_is_allocated_behind_it() {
     let world = World::new(1, 64 << 20, 2);
