@@ -114,11 +114,17 @@ impl<C: Content> Store<C> {
     /// # Errors
     /// What keeps the store from being made durable: then what was synced, and no more, is there after the next open.
     pub fn close(&self) -> Result<(), Error> {
+        self.close_with(|| {})
+    }
+
+    /// The same. `last` is called when no operation is left, and none begins any more: what it says of all of them in the user's words stays
+    /// true, and checkpoints have these from then on.
+    pub fn close_with(&self, last: impl FnOnce()) -> Result<(), Error> {
         let mut ended = self.ended.lock();
         if let Some(outcome) = &*ended {
             return outcome.clone();
         }
-        let outcome = self.end();
+        let outcome = self.end(last);
         if let Err(error) = &outcome
             && self.failed().is_none()
         {
@@ -134,7 +140,7 @@ impl<C: Content> Store<C> {
         wake.notify_all();
     }
 
-    fn end(&self) -> Result<(), Error> {
+    fn end(&self, last: impl FnOnce()) -> Result<(), Error> {
         self.stop_threads();
         let handles = std::mem::take(&mut *self.threads.lock());
         for handle in handles {
@@ -151,6 +157,7 @@ impl<C: Content> Store<C> {
         while self.journal.has_credits() {
             base::thread::spin(&mut spins);
         }
+        last();
         self.sync()?;
         self.closing_checkpoint()
     }
@@ -158,10 +165,13 @@ impl<C: Content> Store<C> {
 
 #[cfg(test)]
 mod tests {
+    use crate::op::Need;
     use crate::store::StoreOptions;
     use crate::testing::{TestStore, format, options};
+    use base::atomic::{AtomicBool, Ordering};
     use base::clock::Clock;
     use device::sim::SimDevice;
+    use std::sync::Arc;
     use std::time::Duration;
 
     /// They slept on until their next turn, and there were more of them with each store that was opened and dropped.
@@ -185,5 +195,35 @@ mod tests {
         }
         let passed = Duration::from_nanos(clock.monotonic_ns() - dropped);
         assert!(passed < Duration::from_secs(15), "{passed:?}");
+    }
+
+    /// They were there while operations were under way, and a checkpoint could say that the mount had ended cleanly before it had.
+    #[test]
+    fn the_last_words_are_said_when_no_operation_is_left() {
+        let array = format(SimDevice::new(64 << 20, 1));
+        let (store, _) = TestStore::open(array, options()).unwrap();
+        let op = store.begin(Need::Grow).unwrap();
+        let said = Arc::new(AtomicBool::new(false));
+        let (closing, saying) = (Arc::clone(&store), Arc::clone(&said));
+        let close = move || {
+            let say = || {
+                closing.set_user_words([7; 8]);
+                saying.store(true, Ordering::SeqCst);
+            };
+            closing.close_with(say).unwrap();
+        };
+        let closing = base::thread::spawn("closing", close).unwrap();
+        while !store.ending.load(Ordering::SeqCst) {
+            base::thread::yield_now();
+        }
+        for _ in 0..1000 {
+            base::thread::yield_now();
+        }
+        assert!(!said.load(Ordering::SeqCst));
+        store.checkpoint().unwrap();
+        op.commit();
+        closing.join().unwrap();
+        assert!(said.load(Ordering::SeqCst));
+        assert_eq!(store.user_words(), [7; 8]);
     }
 }

@@ -18,7 +18,7 @@
 //!    back between them, newer than all stamps of the mounts before: then `base` and `start` stay as they are.
 //!    Otherwise a new series begins: `base` becomes the durable limit, `start` the time of the opening.
 //! 3. A record that names the mount which ended cleanly has `limit` above all cookies handed out, and is written
-//!    when all content is written back and all times are logged.
+//!    when all content is written back and all times are logged, and no operation is left that could change anything.
 //!
 //! So, of one inode:
 //!
@@ -138,7 +138,8 @@ impl Cookies {
         Ok(cookie)
     }
 
-    /// All content is written back and all times are logged; the next checkpoint ends the mount (invariant 3).
+    /// All content is written back and all times are logged, and no operation is left: whichever checkpoint comes next has all
+    /// changes of which a cookie was handed out (invariant 3).
     pub fn end(&self, store: &Store<FsNode>, floor: i64) {
         let mut series = self.0.lock();
         if series.limit == 0 {

@@ -300,10 +300,11 @@ impl FileSystem {
         } else {
             self.files.write_back_all()
         };
-        if written.is_ok() {
-            self.cookies.end(&self.store, self.times.floor());
-        }
-        self.store.close()?;
+        self.store.close_with(|| {
+            if written.is_ok() {
+                self.cookies.end(&self.store, self.times.floor());
+            }
+        })?;
         written.and(self.files.check_losses(told))
     }
 
