@@ -13,6 +13,7 @@
 
 use crate::array::Array;
 use crate::error::Error;
+use format::COUNTER_RECORD_MAX;
 use std::collections::BTreeSet;
 
 /// A device whose content is older than the array's.
@@ -43,7 +44,7 @@ fn outdated(ages: &[u64], record: u64) -> Option<Outdated> {
         })
     };
     // The records are on the first two devices: neither has one that the others' labels ask for.
-    if newest > record + 1 {
+    if newest > record.saturating_add(1) {
         return found(0, record.min(ages[0]));
     }
     let mut before = ages[0];
@@ -65,7 +66,7 @@ fn outdated(ages: &[u64], record: u64) -> Option<Outdated> {
 fn all_outdated(mut ages: Vec<u64>, mut record: u64) -> Vec<Outdated> {
     let mut all = Vec::new();
     while let Some(found) = outdated(&ages, record) {
-        if found.newest > record + 1 {
+        if found.newest > record.saturating_add(1) {
             record = found.newest;
         }
         ages[found.device] = found.newest;
@@ -91,7 +92,7 @@ impl Array {
     /// Has all labels say this mount (invariant 1), if there are labels.
     ///
     /// # Errors
-    /// Those of the devices.
+    /// Those of the devices. Nothing is written of a mount whose labels nobody would take.
     pub fn note_mount(&self, mount: u64) -> Result<(), Error> {
         self.note_mount_on_others(mount, &BTreeSet::new())
     }
@@ -104,6 +105,9 @@ impl Array {
         let Some(ages) = self.ages.lock().clone() else {
             return Ok(());
         };
+        if mount > COUNTER_RECORD_MAX {
+            return Err(Error::LastMount { mount });
+        }
         let others = (0..ages.len()).filter(|device| !but.contains(device));
         let others: Vec<usize> = others.collect();
         let newest = others.iter().map(|device| ages[*device]).max().unwrap_or(0);
@@ -140,6 +144,22 @@ mod tests {
         assert_eq!(all(&[2, 2, 8, 2], 2), [0, 1, 3]);
         assert_eq!(all(&[8, 7, 6, 8], 8), [1, 2]);
         assert!(all(&[9, 9, 8, 8], 8).is_empty() && all(&[0; 3], 5).is_empty());
+    }
+
+    /// The number after the record's was 0, above which the newest label always was: it took all memory.
+    #[test]
+    fn the_search_ends_whatever_the_numbers_are() {
+        let numbers = [0, 1, u64::MAX - 1, u64::MAX];
+        for first in numbers {
+            for (second, record) in numbers
+                .iter()
+                .flat_map(|n| numbers.map(|record| (*n, record)))
+            {
+                let all = all_outdated(vec![first, second], record);
+                assert!(all.len() <= 2, "{first} {second} {record}: {all:?}");
+            }
+        }
+        assert_eq!(all_outdated(vec![u64::MAX; 2], 1).len(), 1);
     }
 
     #[test]

@@ -178,6 +178,12 @@ pub enum Error {
          one of them is an old copy: leave it out"
     )]
     LabelsDisagree { device: String, other: String },
+    /// As after a label or record that somebody has forged: no array lives to see it.
+    #[error(
+        "the next mount would be number {mount}, and no mount can follow number {}: copy the files out (mount -o ro), and to a new array",
+        format::COUNTER_RECORD_MAX
+    )]
+    LastMount { mount: u64 },
     #[error("no device given; name the array's devices")]
     NoDevices,
     #[error("{given} devices given, but the geometry is for {expected}")]

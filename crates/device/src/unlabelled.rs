@@ -20,7 +20,7 @@ use crate::uuid::uuid_text;
 use format::checkpoint::{CHECKPOINT_MAGIC, CheckpointRecord};
 use format::geometry::Geometry;
 use format::label::{Label, TAIL_BLOCKS};
-use format::{BLOCK_SIZE, U16, U64};
+use format::{BLOCK_SIZE, COUNTER_RECORD_MAX, U16, U64};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
@@ -279,7 +279,9 @@ impl Incomplete {
             .collect();
         let nearest = copies.flat_map(|bytes| {
             let mut mounts = ages.clone();
-            mounts.extend(Label::read_from_bytes(&bytes).map(|label| label.mount_id.get()));
+            let own = Label::read_from_bytes(&bytes).map(|label| label.mount_id.get());
+            // Of another one no label can be written again.
+            mounts.extend(own.ok().filter(|mount| *mount <= COUNTER_RECORD_MAX));
             let candidates = (0..self.labelled.len())
                 .flat_map(move |index| mounts.clone().into_iter().map(move |mount| (index, mount)));
             candidates.map(move |(index, mount)| {

@@ -138,6 +138,12 @@ mod tests {
             let damage = with(sequence).unwrap_err();
             assert!(damage.to_string().contains("out of range"), "{damage}");
         }
+        for mount in [COUNTER_RECORD_MAX + 1, u64::MAX] {
+            let mut record = sample();
+            record.mount_id = U64::new(mount);
+            let damage = parsed(record).unwrap_err();
+            assert!(damage.to_string().contains("out of range"), "{damage}");
+        }
     }
 
     /// The number of the batch before it was a difference that overflowed.

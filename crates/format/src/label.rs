@@ -1,7 +1,10 @@
 //! The label at the head and at the tail of every device: who it belongs to, and the
 //! geometry of the whole array, so that any one label describes all of it.
 
-use crate::{BLOCK_SIZE, Damage, FORMAT_VERSION, I64, MAX_DEVICES, U16, U32, U64, checksum};
+use crate::{
+    BLOCK_SIZE, COUNTER_RECORD_MAX, Damage, FORMAT_VERSION, I64, MAX_DEVICES, U16, U32, U64,
+    checksum,
+};
 use zerocopy::{FromBytes, IntoBytes};
 
 pub const LABEL_MAGIC: [u8; 8] = *b"SheafFS\x01";
@@ -179,7 +182,7 @@ impl Label {
         block.starts_with(&LABEL_MAGIC)
     }
 
-    /// Checks magic, checksum and version, and nothing that needs other devices.
+    /// Checks magic, checksum, version and the numbers that others follow, and nothing that needs other devices.
     pub fn parse(block: &[u8]) -> Result<Label, Damage> {
         let damage = |what: &str| Damage::new("label", what);
         let label = Label::read_from_bytes(block).map_err(|_| damage("wrong size"))?;
@@ -201,6 +204,10 @@ impl Label {
         let count = label.device_count.get();
         if count == 0 || count as usize > MAX_DEVICES || label.device_index.get() >= count {
             return Err(damage("device index or count out of range"));
+        }
+        // The mount after it has a record.
+        if label.mount_id.get() > COUNTER_RECORD_MAX {
+            return Err(damage("mount number out of range"));
         }
         crate::geometry::Geometry::from_label(&label)?;
         Ok(label)

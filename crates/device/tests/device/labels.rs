@@ -4,8 +4,8 @@ use crate::fixture::{Sims, UNEQUAL, UUID, create, plan};
 use base::rng::Rng;
 use device::sim::SimDevice;
 use device::{Array, BlockDevice, Error, Incomplete, Outdated, label_name, parse_uuid};
-use format::FORMAT_VERSION;
 use format::label::Label;
+use format::{COUNTER_RECORD_MAX, FORMAT_VERSION};
 use format::{U16, U32, U64};
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -331,6 +331,56 @@ fn lost_labels_are_as_they_were_when_they_are_written_again() {
     array.write_lost_labels(&[1, 2]).unwrap();
     assert_eq!([label(1), label(2)], before);
     assert!(assemble(members).unwrap().label_repairs().is_empty());
+}
+
+/// Its checksum needs no key: everything that read it went on without end, and took all memory.
+#[test]
+fn a_label_of_a_mount_that_cannot_be_is_damaged() {
+    let sims = labelled(&UNEQUAL, 1);
+    for mount in [COUNTER_RECORD_MAX + 1, u64::MAX] {
+        edit(&sims.devices[1], |label| label.mount_id = U64::new(mount));
+        let error = assemble(sims.members()).unwrap_err().to_string();
+        assert!(error.contains("sim2") && error.contains("mount"), "{error}");
+        assert!(error.contains("fsck --relabel"), "{error}");
+        // What is left of it is no proof of that mount.
+        let incomplete = Incomplete::of(&sims.members()).unwrap();
+        let array = incomplete.array(&vec![(1, 0)], true).unwrap();
+        assert_eq!(array.outdated(0), []);
+    }
+    for device in &sims.devices {
+        edit(device, |label| label.mount_id = U64::new(u64::MAX));
+    }
+    let error = assemble(sims.members()).unwrap_err();
+    assert!(matches!(error, Error::LabelDamaged { .. }), "{error}");
+    // One copy serves.
+    let sims = labelled(&UNEQUAL, 1);
+    let sound = {
+        let mut block = vec![0; 4096];
+        sims.devices[1].peek(0, &mut block);
+        block
+    };
+    edit(&sims.devices[1], |label| {
+        label.mount_id = U64::new(u64::MAX)
+    });
+    sims.devices[1].poke(UNEQUAL[1] - 4096, &sound);
+    let array = assemble(sims.members()).unwrap();
+    let repairs = array.label_repairs();
+    assert_eq!(
+        (repairs.len(), repairs[0].device, repairs[0].copy),
+        (1, 1, 0)
+    );
+}
+
+/// The next mount's labels would be ones that nobody takes.
+#[test]
+fn no_label_is_written_that_nobody_would_read() {
+    let sims = of_mounts(&[COUNTER_RECORD_MAX; 3]);
+    let array = assemble(sims.members()).unwrap();
+    let error = array.note_mount(COUNTER_RECORD_MAX + 1).unwrap_err();
+    assert!(error.to_string().contains("no mount can follow"), "{error}");
+    array.note_mount(COUNTER_RECORD_MAX).unwrap();
+    drop(array);
+    assemble(sims.members()).unwrap();
 }
 
 /// Labels of these mounts, by device.
