@@ -119,6 +119,14 @@ impl Options {
         if self.device.is_none() && self.parts.contains(&Part::Device) {
             return usage("device needs --device PATH");
         }
+        if let Some(path) = &self.device
+            && let Err(error) = std::fs::metadata(path)
+        {
+            return Err(Error::Usage(format!(
+                "--device {}: {error}",
+                path.display()
+            )));
+        }
         if !self
             .depths
             .iter()
@@ -659,6 +667,11 @@ mod tests {
         assert!(!refused(options(&[Part::Fixed])));
         assert!(refused(options(&[Part::Disk])));
         assert!(refused(options(&[Part::Device])));
+        // All other parts had run before it was opened.
+        assert!(refused(Options {
+            device: Some("/none/device".into()),
+            ..options(&[Part::Fixed])
+        }));
         assert!(refused(Options {
             depths: vec![DEPTH_MAX + 1],
             ..options(&[])

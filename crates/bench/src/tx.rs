@@ -80,7 +80,24 @@ impl Options {
         if matches!(&self.storage, Storage::Devices(devices) if devices.len() != 1) {
             return usage("one device is measured: give one (--device)");
         }
+        if let Some(program) = &self.sqlite
+            && !is_program(program)
+        {
+            return Err(Error::Usage(format!(
+                "--sqlite {}: there is no such program; `cargo build --release --package sheaf-sqlite` makes it",
+                program.display()
+            )));
+        }
         only_on_devices(&self.against, "tmpfs makes nothing durable")
+    }
+}
+
+/// Whether there is a program of this name: one without a folder is searched for as a shell does.
+fn is_program(name: &Path) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    match name.components().count() {
+        1 if !name.has_root() => std::env::split_paths(&path).any(|dir| dir.join(name).is_file()),
+        _ => name.is_file(),
     }
 }
 
