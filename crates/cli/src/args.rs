@@ -21,7 +21,8 @@ const JOBS_MAX: i64 = engine::THREADS_MAX as i64;
     long_about = "Binds SSDs into one crash-safe file system that lives in user space.\n\n\
         Devices are block devices or image files. Where a command takes the devices of a \
         file system, one of them is enough if the others lie beside it or are block devices \
-        of this machine; UUID=… and LABEL=… find them all by scanning labels.",
+        of this machine; UUID=… and LABEL=… find them all by scanning the labels of this \
+        machine's block devices, not of image files, which are to be named.",
     after_help = "Exit status: 0 success, 1 errors corrected, 4 errors left, 8 operational \
         error, 16 usage error.",
     propagate_version = true,
@@ -65,13 +66,13 @@ pub struct Mkfs {
     /// Block devices or image files, 1 to 16, of any sizes
     #[arg(required = true, num_args = 1..)]
     pub devices: Vec<PathBuf>,
-    /// Name of the file system, for LABEL=
+    /// Name of the file system, for LABEL=; at most 64 bytes of UTF-8
     #[arg(short = 'L', long, default_value = "")]
     pub label: String,
-    /// Bytes that go to one device before the next one's turn, 256K by default; a power of two
+    /// Bytes that go to one device before the next one's turn: a power of two from 4K to 16M, 256K by default
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub stripe_unit: Option<u64>,
-    /// Size of the journal
+    /// Size of the journal, from 4M to a quarter of all devices together; by default a 64th of these, rounded up to a power of two, and at most 1G
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub journal_size: Option<u64>,
     /// Create image files of this size each where nothing exists
@@ -150,6 +151,10 @@ pub struct Mount {
 /// Returns when everything is on the devices and the daemon is gone. A mount whose daemon
 /// died is cleaned away.
 #[derive(Args, Debug)]
+#[command(
+    after_help = "Exit status: 0 unmounted, and without --lazy and --force everything is on the devices; 8 not unmounted, or \
+    not everything was written; 16 usage error."
+)]
 pub struct Umount {
     /// Detach the mount now, though it be in use or its daemon hang, and do not wait: the daemon
     /// writes everything back and ends when the last user has gone
@@ -209,13 +214,16 @@ pub struct Fsck {
 
 /// Show what the devices hold, and in which state that is
 ///
-/// The state is `clean`, `needs recovery` with what the next mount replays of the journal, `damaged` where the next mount is refused, or,
-/// while somebody has the devices who may write, `mounted` or `in use`; with the processes that have them open, where they are mounted, what the daemon says
-/// of errors since then (to root and its own user), and damage that the look finds. `sheaf fsck` finds more. Nothing is written. The exit
-/// status is 0 whatever the state is.
+/// The state is what labels, checkpoint records and the journal say, and nothing else is looked at: `clean`, `needs recovery` with what the next mount
+/// replays of the journal, `damaged` where these keep the next mount from beginning, or, while somebody has the devices who may write, `mounted` or `in use`;
+/// with the processes that have them open, where they are mounted, what the daemon says of errors since then (to root and its own user), and damage that
+/// the look finds. A mount can be refused for other damage though the state is clean: `sheaf fsck` looks at everything. Nothing is written.
 #[derive(Args, Debug)]
+#[command(
+    after_help = "Exit status: 0 whatever the state is, 8 where there is none to tell, as with a device missing or without a label, 16 usage error."
+)]
 pub struct Info {
-    /// The devices, UUID=… or LABEL=…; without any, all Sheaf block devices are listed
+    /// The devices, UUID=… or LABEL=…; without any, all Sheaf block devices of this machine are listed
     pub devices: Vec<PathBuf>,
     /// Print one JSON object; without devices, an array of them
     #[arg(long)]
@@ -392,7 +400,8 @@ pub struct Checkpoint {
 ///
 /// Reads all metadata from the devices while the file system is in use, and verifies it:
 /// labels, checkpoint slots, space tables, node table, and the checksum of every node. Changes
-/// nothing. Interrupted, it goes on where it was when it is called again. File contents have no
+/// nothing. It is the metadata of the last checkpoint: call `sheaf checkpoint` before, and that is all
+/// that was changed until then. Interrupted, it goes on where it was when it is called again. File contents have no
 /// checksums and are not read; fsck, on an unmounted file system, verifies relations as well.
 #[derive(Args, Debug)]
 #[command(

@@ -93,7 +93,7 @@ fn no_such_tag(spec: &Path) -> Failure {
             "no label; give the name that the file system has, or its UUID (`sheaf info` shows both)"
         }
         false => {
-            "no UUID; give all of it, as UUID=01234567-89ab-cdef-0123-456789abcdef (`sheaf info` and blkid show it)"
+            "no UUID; give all of it, as UUID=01234567-89ab-cdef-0123-456789abcdef (`sheaf info` shows it)"
         }
     };
     Failure::usage(format!("{}: {what}", spec.display()))

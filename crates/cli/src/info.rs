@@ -119,6 +119,11 @@ fn list_all(args: &Info) -> Outcome {
         output::json(&found)?;
         return Ok(0);
     }
+    if found.is_empty() {
+        output::tell(
+            "sheaf: no block device of this machine has a Sheaf label; image files are to be named",
+        );
+    }
     for device in &found {
         output::line(format!(
             "{}: UUID={} LABEL={:?} device {} of {}, {}",

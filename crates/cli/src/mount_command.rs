@@ -145,10 +145,10 @@ impl Caches {
         if name != "cache_size" {
             return Ok(false);
         }
-        let bytes = value
-            .ok_or_else(|| format!("option {name} needs a size"))
-            .and_then(size::parse)
-            .map_err(Failure::usage)?;
+        let value = value
+            .ok_or_else(|| Failure::usage(format!("option {name} needs a size, as {name}=512M")))?;
+        let bytes =
+            size::parse(value).map_err(|why| Failure::usage(format!("{name}={value}: {why}")))?;
         self.limit(bytes)?;
         Ok(true)
     }
@@ -317,7 +317,7 @@ fn interval(name: &str, value: &str) -> Result<Duration, Failure> {
         .filter(|interval| *interval <= Duration::from_secs(3600))
         .ok_or_else(|| {
             Failure::usage(format!(
-                "{name}={value}: give a time up to 3600s with its unit, such as 1s or 10ms, or 0 for every fsync"
+                "{name}={value}: give a whole number with its unit, up to 3600s, such as 1s or 10ms, or 0 for every fsync"
             ))
         })
 }
@@ -586,6 +586,7 @@ mod tests {
         for (options, word) in [
             ("cache_size", "cache_size"),
             ("cache_size=1K", "at least"),
+            ("cache_size=much", "cache_size=much: "),
             ("commit=soon", "commit=soon"),
             ("commit=0", "at least 0.01 seconds"),
             ("checkpoint=0.001", "at least 0.01 seconds"),
@@ -617,6 +618,7 @@ mod tests {
             let failure = settings(&format!("mtime_persist={wrong}")).err().unwrap();
             let message = failure.message().unwrap();
             assert!(message.contains("such as 1s or 10ms, or 0"), "{message}");
+            assert!(message.contains("whole number"), "{message}");
         }
         assert!(settings("mtime_persist_interval=1").is_err());
     }

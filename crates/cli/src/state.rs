@@ -25,11 +25,11 @@ const PAUSE: Duration = Duration::from_millis(50);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Status {
-    /// The last mount ended with everything on the devices.
+    /// The last mount ended with everything on the devices, as record and journal say. Of damage elsewhere nothing is known.
     Clean,
     /// It did not: the next mount replays the journal.
     NeedsRecovery,
-    /// The next mount is refused.
+    /// What was looked at has the next mount refused.
     Damaged,
     /// Somebody has the devices who may write.
     InUse,
