@@ -1,6 +1,7 @@
 //! Every command and option: help, man pages and completions come from here.
 
 mod bench;
+pub mod helpers;
 
 use std::path::PathBuf;
 

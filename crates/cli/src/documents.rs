@@ -5,16 +5,12 @@ use std::path::Path;
 
 use clap::CommandFactory;
 
-use crate::args::{Completions, Man, Sheaf};
+use crate::args::{Completions, Man, Sheaf, helpers};
 use crate::failure::{Failure, Outcome};
 use crate::output;
 
-/// Helper names and the command that each one is.
-const HELPERS: &[(&str, &str)] = &[
-    ("mkfs.sheaf", "mkfs"),
-    ("mount.sheaf", "mount"),
-    ("fsck.sheaf", "fsck"),
-];
+/// The helper name that is just another one of a command.
+const ALIAS: (&str, &str) = ("mkfs.sheaf", "mkfs");
 
 /// Where mount options are explained, once.
 const README: &str = include_str!("../../../README.md");
@@ -25,9 +21,12 @@ pub fn man(args: &Man) -> Outcome {
     let mut sheaf = Sheaf::command();
     sheaf.build();
     pages(&args.dir, "sheaf", "sheaf", sheaf)?;
-    for (helper, command) in HELPERS {
-        let text = format!(".so man8/sheaf-{command}.8\n");
-        write(&args.dir, helper, text.as_bytes())?;
+    let (alias, command) = ALIAS;
+    let text = format!(".so man8/sheaf-{command}.8\n");
+    write(&args.dir, alias, text.as_bytes())?;
+    for helper in helpers::pages() {
+        let name = helper.get_name().to_owned();
+        page(&args.dir, &name, helper)?;
     }
     Ok(0)
 }
@@ -66,9 +65,8 @@ fn mount_options() -> String {
         .unwrap_or_default();
     let rows = below.lines().skip_while(|line| !line.starts_with("|---"));
     let rows = rows.skip(1).take_while(|line| line.starts_with('|'));
-    let mut section = String::from(
-        ".SH \"MOUNT OPTIONS\"\nFrom the README of Sheaf, which has the rest of what is said to be below.\n",
-    );
+    let mut section =
+        String::from(".SH \"MOUNT OPTIONS\"\nFrom the README of Sheaf, which says more.\n");
     for row in rows {
         // A bar within a cell is written so.
         let row = row.replace("\\|", "\0");
@@ -81,9 +79,21 @@ fn mount_options() -> String {
     section
 }
 
+/// Without what only leads elsewhere in the README or its documents: a link in parentheses, and words of what is below.
+fn without_references(markdown: &str) -> String {
+    let mut text = markdown.replace(" (see below)", "").replace(" (below)", "");
+    while let Some(start) = text.find(" ([")
+        && let Some(len) = text[start..].find("))")
+    {
+        text.replace_range(start..start + len + 2, "");
+    }
+    text
+}
+
 /// A line of the README in the language of man pages: code is bold, and of links the words are left.
 fn roff(markdown: &str) -> String {
     let (mut text, mut is_code) = (String::new(), false);
+    let markdown = without_references(markdown);
     let mut rest = markdown.trim();
     while let Some(character) = rest.chars().next() {
         rest = &rest[character.len_utf8()..];
@@ -124,6 +134,28 @@ pub fn completions(args: &Completions) -> Outcome {
 mod tests {
     use super::*;
 
+    /// They were those of `sheaf mount` and `sheaf fsck`, which have other options and other codes.
+    #[test]
+    fn helper_names_have_pages_of_their_own() {
+        let dir = tempfile::tempdir().unwrap();
+        man(&Man {
+            dir: dir.path().to_owned(),
+        })
+        .unwrap();
+        let page = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
+        let (mount, fsck) = (page("mount.sheaf.8"), page("fsck.sheaf.8"));
+        assert!(
+            mount.contains("Fake") && mount.contains("32 not mounted"),
+            "{mount}"
+        );
+        assert!(
+            fsck.contains("\\-\\-preen") || fsck.contains("--preen"),
+            "{fsck}"
+        );
+        assert!(!fsck.contains(".so ") && !mount.contains(".so "));
+        assert!(page("mkfs.sheaf.8").starts_with(".so "));
+    }
+
     #[test]
     fn definitions_are_consistent() {
         Sheaf::command().debug_assert();
@@ -138,6 +170,10 @@ mod tests {
         assert!(section.contains("Default: \\fBsheaf\\fR.\n"), "{section}");
         assert!(section.matches(".TP\n").count() >= 19);
         assert!(!section.contains("](") && !section.contains('`'));
+        // Words that were a link, and led nowhere.
+        for dead in ["ranges)", "what is known", "what that means", "below)"] {
+            assert!(!section.contains(dead), "{dead}");
+        }
         assert_eq!(
             roff("`a-b` of [the text](docs/x.md#y) \\"),
             "\\fBa\\-b\\fR of the text \\e"

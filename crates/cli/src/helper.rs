@@ -5,6 +5,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
+use crate::args::helpers::{FSCK_FLAGS, MOUNT_FLAGS};
 use crate::failure::{Failure, USAGE};
 
 /// What umount(8) calls, by the type that the mount table has.
@@ -88,7 +89,7 @@ fn mount(arguments: &[OsString]) -> Result<Vec<OsString>, Failure> {
                 out.extend([OsString::from("-o"), options]);
             }
             Some("-t" | "-N") => drop(value()?),
-            Some(flags) if is_flags(flags, "sfnv") => fake |= flags.contains('f'),
+            Some(flags) if is_flags(flags, MOUNT_FLAGS) => fake |= flags.contains('f'),
             Some(option) if option.starts_with('-') => out.push(argument.clone()),
             _ => places.push(argument.clone()),
         }
@@ -118,7 +119,7 @@ fn fsck(arguments: &[OsString]) -> Vec<OsString> {
     for argument in arguments {
         match argument.to_str() {
             Some(progress) if progress.starts_with("-C") => {}
-            Some(flags) if is_flags(flags, "apAnrlMPRTVfy") => {
+            Some(flags) if is_flags(flags, FSCK_FLAGS) => {
                 force |= flags.contains('f');
                 automatic |= flags.contains(['a', 'p']);
                 for flag in ['y', 'n'].into_iter().filter(|f| flags.contains(*f)) {
