@@ -159,11 +159,18 @@ fn is_of_absent_device(error: &device::Error) -> bool {
     }
 }
 
+fn is_wrong_path(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR))
+        || error.kind() == io::ErrorKind::NotADirectory
+}
+
 impl From<device::Error> for Failure {
     fn from(error: device::Error) -> Self {
         match error {
             device::Error::GivenTwice { .. }
             | device::Error::NoDevices
+            | device::Error::NotADevice { .. }
+            | device::Error::Foreign { .. }
             | device::Error::NameTooLong { .. }
             | device::Error::ControlInName { .. } => Failure::usage(error.to_string()),
             error => Failure {
@@ -199,7 +206,19 @@ impl From<mount::Error> for Failure {
     fn from(error: mount::Error) -> Self {
         let told = error.to_string();
         match &error {
-            mount::Error::UnknownOption(_) | mount::Error::BadOption { .. } => Failure::usage(told),
+            mount::Error::UnknownOption(_)
+            | mount::Error::BadOption { .. }
+            | mount::Error::Remount
+            | mount::Error::BadPath(_) => Failure::usage(told),
+            // A path that leads nowhere, or to no folder.
+            mount::Error::MountPoint { error, .. }
+            | mount::Error::Ask { error, .. }
+            | mount::Error::Scrub { error, .. }
+            | mount::Error::Trim { error, .. }
+                if is_wrong_path(error) =>
+            {
+                Failure::usage(told)
+            }
             mount::Error::Ask { mountpoint, error }
             | mount::Error::Scrub { mountpoint, error }
             | mount::Error::Trim { mountpoint, error }

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::args;
 use crate::devices::pause;
-use crate::failure::{Failure, OPERATIONAL, Outcome};
+use crate::failure::{Failure, OPERATIONAL, Outcome, USAGE};
 use crate::output::{one_line, shown, tell};
 use crate::{logging, output, progress, size};
 
@@ -120,9 +120,13 @@ pub fn run(args: &args::Scrub) -> Outcome {
 fn refuse_or_warn(args: &args::Scrub, folder: &Path, error: &io::Error) -> Result<(), Failure> {
     let folder = shown(folder);
     if args.state.is_some() {
-        return Err(Failure::new(format!(
+        let failure = Failure::new(format!(
             "--state {folder}: the position of the scrub cannot be kept there: {error}; give a folder that can be written"
-        )));
+        ));
+        return Err(match error.kind() {
+            ErrorKind::AlreadyExists | ErrorKind::NotADirectory => failure.with_code(USAGE),
+            _ => failure,
+        });
     }
     tell(format!(
         "sheaf: the position of this scrub cannot be kept in {folder}: {error}; if it is interrupted the next one begins \

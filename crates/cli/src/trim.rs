@@ -4,7 +4,8 @@ use mount::TrimRange;
 use serde::Serialize;
 
 use crate::args::Trim;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, USAGE};
+use crate::output::shown;
 use crate::{output, size};
 
 #[derive(Serialize)]
@@ -20,15 +21,16 @@ pub fn run(args: &Trim) -> Outcome {
         len: args.length.unwrap_or(u64::MAX),
         least: args.minimum,
     };
-    let discarded = mount::trim(&args.mountpoint, range).map_err(|error| match &error {
+    let root = mount::root_of(&args.mountpoint)?;
+    let discarded = mount::trim(&root, range).map_err(|error| match &error {
         mount::Error::Trim { error: cause, .. } if cause.raw_os_error() == Some(libc::EINVAL) => {
-            Failure::from(error).after(
+            Failure::from(error).with_code(USAGE).after(
                 "the range begins behind the end of the file system, or has less than a block of 4096 bytes",
             )
         }
         _ => error.into(),
     })?;
-    let mountpoint = args.mountpoint.display().to_string();
+    let mountpoint = shown(&root);
     match args.json {
         true => output::json(&Trimmed {
             mountpoint,

@@ -64,7 +64,8 @@ pub enum Error {
     NoIoUring { source: Arc<io::Error> },
 
     #[error(
-        "{device} is not a Sheaf device{}; name the array's devices, or make a file system with mkfs",
+        "{device} is not a Sheaf device{}; name the array's devices. If it is one whose label was lost, name it with all others of its \
+         array, one by one: that tells how `sheaf fsck --relabel` writes the label again",
         found.as_ref().map(|f| format!(" (it holds {f})")).unwrap_or_default()
     )]
     NotSheaf {
@@ -124,9 +125,11 @@ pub enum Error {
     )]
     ReadOnlyFeatures { device: String, features: String },
     #[error(
-        "{} of file system {uuid} ({name:?}) {} missing (of {count} devices); give all of its devices",
+        "{} of file system {uuid} ({name:?}) {} missing (of {count} devices, numbered 0 to {}); give all of its devices, or, if one \
+         has lost its label, name all one by one for `sheaf fsck --relabel`",
         device_list(missing),
-        if missing.len() == 1 { "is" } else { "are" }
+        if missing.len() == 1 { "is" } else { "are" },
+        count.saturating_sub(1)
     )]
     Missing {
         /// Indices of the missing devices, from 0.
@@ -202,7 +205,10 @@ pub enum Error {
     Misaligned { byte: u64, len: u64, align: u32 },
     #[error("there is no checkpoint slot {slot}, copy {copy}")]
     NoSlot { slot: usize, copy: usize },
-    #[error("no device carries a label of file system {which}; attach its devices first")]
+    #[error(
+        "no block device carries a label of file system {which}; attach its devices first, or name image files, which are not searched \
+         for, by their paths"
+    )]
     NotFound { which: String },
     #[error(
         "{} file systems are called {name:?}: {}; name the one that is meant by its UUID",

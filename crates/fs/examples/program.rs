@@ -130,7 +130,7 @@ fn events_stay() {
     // In words, not as the library's own structures.
     let error = made_and_run(&images[..1], b"fourth").unwrap_err();
     assert!(
-        error.to_string().contains("is missing (of 2 devices)"),
+        error.to_string().contains("is missing (of 2 devices"),
         "{error}"
     );
 }

@@ -52,7 +52,7 @@ pub use mounting::{
 pub use options::{AtimePolicy, FuseIo, MountOptions};
 pub use outcome::Outcome;
 pub use signals::SignalWatch;
-pub use trim::{TrimRange, trim};
+pub use trim::{TrimRange, root_of, trim};
 
 use metrics::FuseWay;
 use signals::Closing;

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::{Error, mount_table, sys};
 
@@ -27,29 +27,39 @@ impl Default for TrimRange {
     }
 }
 
-/// Has the Sheaf file system mounted at `mountpoint`, or that this is in, discard its free space in a range; returns the bytes
-/// discarded. Needs root. What else is mounted there is left alone. Space whose freeing is not durable yet is made durable first.
-pub fn trim(mountpoint: &Path, range: TrimRange) -> Result<u64, Error> {
-    let failed = |error| Error::Trim {
-        mountpoint: mountpoint.to_owned(),
-        error,
-    };
-    let resolved = mount_table::resolve(mountpoint).map_err(failed)?;
-    let root = root_of(&resolved).map_err(failed)?;
-    let Some(root) = root else {
-        return Err(Error::NotMounted(resolved));
-    };
-    let root = File::open(root).map_err(failed)?;
+/// Has the Sheaf file system that is mounted at `root` discard its free space in a range; returns the bytes discarded. Needs root. Space
+/// whose freeing is not durable yet is made durable first.
+pub fn trim(root: &Path, range: TrimRange) -> Result<u64, Error> {
+    let failed = |error| failed(root, error);
+    let file = File::open(root).map_err(failed)?;
     let range = [range.start, range.len, range.least];
-    sys::ioctl_trim(root.as_fd(), range).map_err(failed)
+    sys::ioctl_trim(file.as_fd(), range).map_err(failed)
 }
 
-/// Where the Sheaf file system is mounted that `path` is in; none if it is in another one.
-fn root_of(path: &Path) -> std::io::Result<Option<&Path>> {
-    for above in path.ancestors() {
-        if let Some(found) = mount_table::find(above)? {
-            return Ok(found.is_sheaf().then_some(above));
+/// Where the Sheaf file system is mounted that `path`, which must be there, is in. What else is mounted there is not looked through.
+pub fn root_of(path: &Path) -> Result<PathBuf, Error> {
+    let failed = |error| failed(path, error);
+    let resolved = mount_table::resolve(path).map_err(failed)?;
+    for above in resolved.ancestors() {
+        let Some(found) = mount_table::find(above).map_err(failed)? else {
+            continue;
+        };
+        if !found.is_sheaf() {
+            break;
         }
+        // A mount point is there though its daemon be dead; of what is said to be below only the file system knows.
+        if above != resolved {
+            std::fs::symlink_metadata(&resolved).map_err(failed)?;
+        }
+        return Ok(above.to_owned());
     }
-    Ok(None)
+    std::fs::symlink_metadata(&resolved).map_err(failed)?;
+    Err(Error::NotMounted(resolved))
+}
+
+fn failed(mountpoint: &Path, error: std::io::Error) -> Error {
+    Error::Trim {
+        mountpoint: mountpoint.to_owned(),
+        error,
+    }
 }

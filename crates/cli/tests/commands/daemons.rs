@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::untold::{can_mount, closed};
-use crate::{Array, OPERATIONAL, sheaf};
+use crate::{Array, OPERATIONAL, USAGE, sheaf};
 
 /// An array and where it is mounted, until this is dropped.
 struct Mounted {
@@ -193,11 +193,13 @@ fn a_scrub_says_that_its_position_cannot_be_kept() {
     let file = mounted.array.path("file");
     fs::write(&file, "no folder").unwrap();
     let at = std::slice::from_ref(&mounted.at);
-    let state = format!("--state={}/state", file.display());
-    sheaf(&["scrub"], &[&state], at)
-        .exits(OPERATIONAL)
-        .says(&state.replace('=', " "))
-        .says("cannot be kept");
+    for state in [file.clone(), file.join("state")] {
+        let state = format!("--state={}", state.display());
+        sheaf(&["scrub"], &[&state], at)
+            .exits(USAGE)
+            .says(&state.replace('=', " "))
+            .says("cannot be kept");
+    }
     let state = format!("--state={}", mounted.array.path("state").display());
     sheaf(&["scrub"], &[&state], at).succeeds();
 }

@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
-use format::BLOCK_SIZE;
 use format::inode::{KIND_BUCKET, KIND_INODE};
 use format::item::{self, ITEM_ALIGN, ITEM_MAX, ItemHeader, ItemKind};
 use format::label::Label;
+use format::{BLOCK_SIZE, U64};
+use zerocopy::IntoBytes;
 
 use crate::{Array, OPERATIONAL, Ran, UNCORRECTED, sheaf};
 
@@ -43,6 +44,37 @@ fn file(i: usize) -> String {
 
 fn text(folder: &str, i: usize) -> String {
     format!("{i} of {folder}")
+}
+
+/// Everything that looked at such an array took all memory.
+#[test]
+fn labels_of_a_mount_that_cannot_be_are_told() {
+    let array = Array::made(2);
+    for path in &array.images {
+        let image = File::options().read(true).write(true).open(path).unwrap();
+        let last = image.metadata().unwrap().len() - BLOCK_SIZE as u64;
+        for at in [0, last] {
+            let mut block = vec![0; BLOCK_SIZE];
+            image.read_exact_at(&mut block, at).unwrap();
+            let mut label = Label::parse(&block).unwrap();
+            label.mount_id = U64::new(u64::MAX);
+            label.seal();
+            image.write_all_at(label.as_bytes(), at).unwrap();
+        }
+    }
+    let mount = [&array.images[..], &[array.dir.path().to_owned()]].concat();
+    for ran in [
+        sheaf(&["fsck"], &[], &array.images),
+        sheaf(&["fsck", "--repair"], &[], &array.images),
+        sheaf(&["info"], &[], &array.images),
+        sheaf(&["mount"], &[], &mount),
+        on(&array, "ls", &[]),
+    ] {
+        ran.exits(OPERATIONAL)
+            .says("device0.img")
+            .says("mount number out of range")
+            .says("backup");
+    }
 }
 
 /// Flips a byte in each image of a node that `is_it` recognizes by kind, nid and payload, up to `most` nodes, which are told.

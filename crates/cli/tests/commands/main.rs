@@ -755,7 +755,7 @@ fn what_begins_as_a_uuid_and_is_none_is_named_as_that() {
     let unknown = [PathBuf::from("UUID=01234567-89ab-cdef-0123-456789abcdef")];
     sheaf(&["info"], &[], &unknown)
         .exits(OPERATIONAL)
-        .says("no device carries");
+        .says("no block device carries");
 }
 
 #[test]

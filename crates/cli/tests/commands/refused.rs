@@ -124,6 +124,76 @@ fn what_the_caller_got_wrong_is_a_usage_error() {
     cp(&["/new", ":/new", ":/new2"]).says("leading ':'");
 }
 
+/// A service was started again and again for them.
+#[test]
+fn wrong_places_are_usage_errors() {
+    let array = Array::made(1);
+    let dir = array.dir.path().to_owned();
+    sheaf(&["mkfs"], &[], &one(&dir))
+        .exits(USAGE)
+        .says("neither a block device nor a regular file");
+    let paths = [array.images[0].clone(), dir.clone()];
+    sheaf(&["mount"], &["-o", "remount"], &paths)
+        .exits(USAGE)
+        .says("unmount, then mount");
+    let file = array.path("file");
+    fs::write(&file, "").unwrap();
+    for place in [array.path("none"), file.join("below")] {
+        for command in [
+            &["trim"][..],
+            &["scrub"],
+            &["checkpoint"],
+            &["info", "--live"],
+        ] {
+            sheaf(command, &[], &one(&place))
+                .exits(USAGE)
+                .says(place.to_str().unwrap());
+        }
+    }
+    // Other trials had been made by then.
+    sheaf(
+        &["bench", "reap", "--seconds", "0.001"],
+        &["--device"],
+        &one(&array.path("none")),
+    )
+    .exits(USAGE)
+    .says("--device");
+    let tx = [
+        "bench",
+        "tx",
+        "--against",
+        "none",
+        "--dir",
+        dir.to_str().unwrap(),
+    ];
+    sheaf(&tx, &["--sqlite"], &one(&array.path("none")))
+        .exits(USAGE)
+        .says("--sqlite");
+}
+
+/// It was told to make a file system on a member whose label was gone, and that was done without --force.
+#[test]
+fn who_names_no_device_of_sheaf_is_not_told_to_make_a_file_system_there() {
+    let array = Array::made(2);
+    fs::write(&array.images[0], vec![0; 64 << 20]).unwrap();
+    for command in ["fsck", "info", "mount"] {
+        let mut paths = one(&array.images[0]);
+        if command == "mount" {
+            paths.push(array.dir.path().to_owned());
+        }
+        sheaf(&[command], &[], &paths)
+            .exits(OPERATIONAL)
+            .says("is not a Sheaf device")
+            .says("fsck --relabel")
+            .says_not("mkfs");
+    }
+    sheaf(&["fsck"], &[], &array.images[1..])
+        .exits(OPERATIONAL)
+        .says("device 0 ")
+        .says("numbered 0 to 1")
+        .says("fsck --relabel");
+}
+
 /// What no mount takes measured something that there is not.
 #[test]
 fn benchmarks_take_no_less_memory_than_a_mount() {

@@ -70,16 +70,23 @@ fn trim_takes_any_folder_of_a_mount_and_a_mount_that_nobody_hears_of_says_why() 
     let inner = at.join("one/two");
     fs::create_dir_all(&inner).unwrap();
     let trim = |path: PathBuf| sheaf(&["trim"], &[], &[path]);
+    // All of the file system was discarded though the path was mistyped.
+    let missing = [at.join("missing"), at.join("one/missing")].map(trim);
     let trimmed = [trim(at.clone()), trim(inner)];
     let elsewhere = trim(array.dir.path().to_owned());
-    sheaf(&["umount"], &[], &[at]).succeeds();
+    sheaf(&["umount"], &[], std::slice::from_ref(&at)).succeeds();
     assert!(mount.wait().unwrap().success());
     assert!(
         line.contains("standard output") && !line.contains("Failure"),
         "{line}"
     );
     for ran in trimmed {
-        ran.succeeds().says("discarded");
+        ran.succeeds()
+            .says(&format!("{}: ", at.display()))
+            .says("discarded");
+    }
+    for ran in missing {
+        ran.exits(USAGE).says("No such file").says("missing");
     }
     elsewhere.exits(OPERATIONAL).says("no Sheaf file system");
 }
@@ -142,7 +149,7 @@ fn what_does_not_apply_is_said() {
     assert_eq!((in_part, in_long_runs), (4096, 0));
     assert!(same > 4 << 20 && same <= 8 << 20);
     said.succeeds().says(&format!("({same} bytes) trimmed"));
-    beyond.exits(OPERATIONAL).says("behind the end");
+    beyond.exits(USAGE).says("behind the end");
     let log = fs::read_to_string(log).unwrap();
     assert!(log.contains("reap=poll does not apply"), "{log}");
 }

@@ -93,7 +93,7 @@ fn a_message_that_nobody_reads_changes_no_exit_code() {
         (&["fsck", "LABEL="], USAGE),
         (
             &["mount", "-o", "device_timeout=0.01", "/none.img", "/none"],
-            OPERATIONAL,
+            USAGE,
         ),
     ] {
         for stderr in [closed, full] {
