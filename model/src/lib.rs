@@ -20,8 +20,8 @@
 //! - [`changed`]: the leaf page of a node that changed is kept until the checkpoint that took the node has set its entry;
 //! - [`meta`], [`tally`], [`times`]: who looked at a file or a directory is shown a newer time when what it was has changed;
 //! - [`vouched`]: who reads or writes a block finds that a batch vouches for it, or has what that says;
-//! - [`flush`]: a write is taken for flushed only after a flush that was issued after it, and a
-//!   failed flush is forgiven only while nobody relies on it (R17).
+//! - [`flush`]: a write is taken for flushed only after a flush that was issued after it, a
+//!   failed flush is forgiven only while nobody relies on it, and who writes durably beside it learns of it (R17).
 //!
 //! What else is shared is behind locks; `docs/concurrency.md` says which.
 

@@ -6,7 +6,8 @@
 //! 2. All other requests of a batch are attempted, whatever becomes of the others.
 //! 3. A volatile write counts as unflushed before its completion is reported, failed or not.
 //! 4. A read-only array never writes, flushes or discards.
-//! 5. Of whatever fails that may have been a flush the failure is counted before any flush is told to have ended that was under way meanwhile (R17).
+//! 5. Of whatever fails that may have been a flush the failure is counted before anything is told to have ended that was under way meanwhile and that it may
+//!    have lost: a flush, or a durable write to the same device (R17).
 
 use crate::ages::Ages;
 use crate::block::{BlockDevice, Durability, Operation, Request};
@@ -538,7 +539,10 @@ impl Array {
             // Who waits for this device alone does not wait for others.
             match self.nothing_in_doubt() {
                 true => lead.finish(outcome),
-                false => in_doubt.push((lead, outcome)),
+                false => {
+                    lead.answered();
+                    in_doubt.push((lead, outcome));
+                }
             }
         });
         // What they flushed may be what a write has lost that does not know yet.
@@ -567,32 +571,33 @@ impl Array {
     }
 
     /// As `execute` of writes that are durable by themselves. A device that cannot force a single write is flushed by the kernel after it, and the error does not
-    /// tell which of the two failed: it counts as a flush that failed, with which may have gone what others wrote (R17). No flush, good or not, ends before
-    /// that is known, so that nobody takes what is lost for flushed.
-    pub fn execute_durably(&self, ios: &mut [Io<'_>]) -> Result<(), Error> {
-        set_durability(ios, Durability::Durable);
-        let _doubt = self.doubt();
-        let outcome = self.execute(ios);
-        outcome.inspect_err(|_| self.count_failed_flush())
-    }
-
-    /// The same of data over which no journal watches. After an error it is tried again without: what can be done then was a flush that failed, and what cannot
-    /// be is nobody else's business.
+    /// tell which of the two failed: it counts as a flush that failed, with which may have gone what others wrote (R17). That the write fails again would tell
+    /// no more, as a link that was reset fails both. No flush, good or not, ends before it is known, so that nobody takes what is lost for flushed.
+    ///
+    /// Between the write and its flush another flush may fail, and lose it, or of a file the kernel may tell another writer that this could not be written: after success it is durable if no flush has failed since before the call
+    /// ([`flush_failures`](Self::flush_failures)), and of all that may have done so the failure is counted by then.
     pub fn write_durably(&self, ios: &mut [Io<'_>]) -> Result<(), Error> {
         set_durability(ios, Durability::Durable);
         let doubt = self.doubt();
-        let mut outcome = self.execute(ios);
-        if let Err(error) = outcome {
-            set_durability(ios, Durability::Volatile);
-            outcome = self.execute(ios).and_then(|()| {
-                self.count_failed_flush();
-                Err(error)
-            });
-        }
+        let outcome = self.execute(ios);
+        let outcome = outcome.inspect_err(|_| self.count_failed_flush());
         drop(doubt);
-        // What another one's flush has lost may be this; and of a file the kernel tells one of several writers that something could not be written.
-        self.settle_doubts();
+        if outcome.is_ok() {
+            for io in ios.iter() {
+                let settle = |piece: Piece| self.settle_flush(piece.device);
+                self.each_piece(io.byte(), io.bytes() as usize, settle);
+            }
+            self.settle_doubts();
+        }
         outcome
+    }
+
+    /// Returns when of each flush of a device that was begun by now it is known whether it has failed. Where none is under way that is a look.
+    fn settle_flush(&self, device: usize) {
+        let member = &self.members[device];
+        if member.device.has_cache() {
+            member.gate.settle();
+        }
     }
 
     fn doubt(&self) -> Option<Doubt<'_>> {
@@ -696,7 +701,7 @@ impl Array {
         self.first_error(&batch)
     }
 
-    /// Writes one buffer to several places on members directly, all at once, as [`execute_durably`](Self::execute_durably) does.
+    /// Writes one buffer to several places on members directly, all at once, as [`write_durably`](Self::write_durably) does.
     pub(crate) fn write_copies(&self, places: &[(usize, u64)], buf: &[u8]) -> Result<(), Error> {
         if self.read_only {
             return Err(Error::ReadOnly);
@@ -715,8 +720,12 @@ impl Array {
         let outcome = self.first_error(&batches);
         let outcome = outcome.inspect_err(|_| self.count_failed_flush());
         drop(doubt);
-        // What another one's flush has lost may be one of them.
-        self.settle_doubts();
+        if outcome.is_ok() {
+            places
+                .iter()
+                .for_each(|&(device, _)| self.settle_flush(device));
+            self.settle_doubts();
+        }
         outcome
     }
 

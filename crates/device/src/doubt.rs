@@ -5,7 +5,10 @@
 //!
 //! 1. A doubt is begun before such a write is issued, and ends after its failure, if any, is counted.
 //! 2. A flush is told to have ended, well or not, after all doubts are over that had begun when it ended: whoever then finds no failure counted has lost nothing.
-//! 3. Who has a doubt neither flushes nor waits for a flush.
+//! 3. Who has a doubt neither flushes nor waits for a flush, or for another doubt.
+//! 4. Such a write is told to have succeeded after all doubts are over that had begun when it ended, and after of all flushes of its devices it is known
+//!    whether they failed (`flush.rs`, invariant 6): they may have lost it before its own flush, which then succeeds. Neither of these waits for it, as a flush
+//!    that is held up by invariant 2 is answered for before.
 
 use base::atomic::{AtomicUsize, Ordering};
 use base::sync::{Condvar, Mutex, rank};

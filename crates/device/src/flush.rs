@@ -1,6 +1,6 @@
 //! Coalesced flushes of one device (R17). Checked by `model/`.
 //!
-//! Owns what of a device is unflushed and whose turn it is to flush it.
+//! Owns what of a device is unflushed, whose turn it is to flush it, and which flushes may have failed that nobody has counted yet.
 //!
 //! 1. A write is unflushed until a flush *issued after its completion* has completed:
 //!    `written` counts completed writes, a flush covers the count read before it is issued
@@ -12,6 +12,8 @@
 //! 4. A failed flush is an error for every holder of its ticket and leaves `flushed` alone.
 //! 5. The end of a flush wakes those who wait for it, and one of those who wait for the next. While one waits for a flush that is not in
 //!    flight, somebody has been woken who will look whether to issue it.
+//! 6. A flush is begun before it is issued, and answered for after its failure, if any, is counted: at the latest when it is published. So who has written
+//!    durably and waits until all flushes are answered for that had begun by then ([`FlushGate::settle`]) finds the failure of each that may have lost what he wrote.
 
 use base::atomic::{AtomicU64, Ordering};
 use base::sync::{Condvar, Mutex, rank};
@@ -81,6 +83,12 @@ pub(crate) struct FlushGate {
     flushed: AtomicU64,
     /// The value of `written` after the last write that must be flushed before what names it is written.
     ordered: AtomicU64,
+    /// Flushes that were begun.
+    begun: AtomicU64,
+    /// As many of these, from the first on, are answered for. At most one is not (invariant 2).
+    answered: AtomicU64,
+    /// One is. Under the lock.
+    answer: Condvar,
     state: Mutex<State>,
 }
 
@@ -99,6 +107,8 @@ pub(crate) struct Lead<'a> {
     gate: &'a FlushGate,
     ticket: Arc<Ticket>,
     covers: u64,
+    /// Which of those begun it is.
+    number: u64,
     finished: bool,
 }
 
@@ -113,6 +123,9 @@ impl FlushGate {
             written: AtomicU64::new(1),
             flushed: AtomicU64::new(0),
             ordered: AtomicU64::new(1),
+            begun: AtomicU64::new(0),
+            answered: AtomicU64::new(0),
+            answer: Condvar::new(),
             state: Mutex::keyed(rank::DEVICE_FLUSH, device as u64, state),
         }
     }
@@ -168,6 +181,18 @@ impl FlushGate {
         }
     }
 
+    /// Returns when all flushes that were begun by now are answered for (invariant 6). Costs a look when none is under way.
+    pub fn settle(&self) {
+        let begun = self.begun.load(Ordering::SeqCst);
+        if self.answered.load(Ordering::SeqCst) >= begun {
+            return;
+        }
+        let mut state = self.state.lock();
+        while self.answered.load(Ordering::SeqCst) < begun {
+            self.answer.wait(&mut state);
+        }
+    }
+
     fn turn_locked(&self, state: &mut State, share: &Share) -> Turn<'_> {
         if let Some(outcome) = &*share.ticket.outcome.lock() {
             return Turn::Done(outcome.clone());
@@ -186,16 +211,30 @@ impl FlushGate {
 
     fn begin(&self, state: &mut State) -> Lead<'_> {
         state.in_flight = true;
+        let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
         Lead {
             gate: self,
             ticket: std::mem::replace(&mut state.next, Ticket::new()),
             covers: self.written.load(Ordering::Acquire),
+            number,
             finished: false,
         }
     }
 }
 
 impl Lead<'_> {
+    /// The flush has ended, and is counted if it has failed: nobody need wait for more to know.
+    pub fn answered(&self) {
+        let _state = self.gate.state.lock();
+        self.answer();
+    }
+
+    /// Under the lock of the gate.
+    fn answer(&self) {
+        self.gate.answered.store(self.number, Ordering::SeqCst);
+        self.gate.answer.notify_all();
+    }
+
     /// Publishes how the flush ended and wakes everyone who waits for it.
     pub fn finish(mut self, outcome: Outcome) {
         self.publish(outcome);
@@ -208,6 +247,7 @@ impl Lead<'_> {
             self.gate.flushed.fetch_max(self.covers, Ordering::AcqRel);
         }
         *self.ticket.outcome.lock() = Some(outcome);
+        self.answer();
         state.in_flight = false;
         self.ticket.news.notify_all();
         state.next.news.notify_one();

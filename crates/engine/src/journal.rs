@@ -672,7 +672,7 @@ impl Journal {
             debug_assert!(beside.is_empty(), "no more than checked");
             let durably = &self.stats.written_durably;
             durably.fetch_add(ios.len() as u64, Ordering::Relaxed);
-            return Ok(self.array.execute_durably(&mut ios)?);
+            return Ok(self.array.write_durably(&mut ios)?);
         }
         ios.extend(NewData::writes(beside));
         Ok(self.array.execute(&mut ios)?)

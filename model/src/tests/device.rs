@@ -3,6 +3,7 @@
 use super::check;
 use crate::flush::{Failures, FlushGate, Turn};
 use crate::ring::{Ring, Slack};
+use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use std::io;
 use std::sync::Arc;
@@ -159,6 +160,63 @@ impl Device {
             Turn::Wait => unreachable!("wait returns when it is over"),
         }
     }
+}
+
+/// Where a write is that its own flush is to make durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Nowhere,
+    Cached,
+    /// Another flush has failed since, and what the cache held is gone.
+    Dropped,
+    Durable,
+}
+
+/// Somebody writes durably, which is a write and a flush behind it, while another one's flush fails. That may have dropped the write before the flush behind it,
+/// which succeeds: who finds no failure counted then has lost nothing.
+///
+/// Found when broken: `settle` that does not wait; to answer for a flush when it is begun, or before its failure is counted.
+#[test]
+fn a_durable_write_learns_of_a_flush_that_fails_beside_it() {
+    check(3, || {
+        let shared = Arc::new((
+            FlushGate::new(0),
+            Failures::new(),
+            Mutex::new(Place::Nowhere),
+        ));
+        let flushing = {
+            let shared = Arc::clone(&shared);
+            loom::thread::spawn(move || {
+                let (gate, failures, place) = &*shared;
+                let share = gate.draw().expect("a new device counts as unflushed");
+                let Turn::Lead(lead) = gate.turn(&share) else {
+                    unreachable!("nobody else flushes");
+                };
+                {
+                    let mut place = place.lock().unwrap();
+                    if *place == Place::Cached {
+                        *place = Place::Dropped;
+                    }
+                }
+                failures.count();
+                lead.answered();
+                lead.finish(Err(Arc::new(io::Error::other("a flush failed"))));
+            })
+        };
+        let (gate, failures, place) = &*shared;
+        let before = failures.get();
+        *place.lock().unwrap() = Place::Cached;
+        {
+            let mut place = place.lock().unwrap();
+            if *place == Place::Cached {
+                *place = Place::Durable;
+            }
+        }
+        gate.settle();
+        let counted = failures.get() != before;
+        assert!(counted || *place.lock().unwrap() == Place::Durable);
+        flushing.join().unwrap();
+    });
 }
 
 /// A flush fails outside a commit, and whoever noticed goes on if no record waits that may name

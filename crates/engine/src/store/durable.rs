@@ -62,18 +62,13 @@ impl<C: Content> Store<C> {
     }
 
     /// Writes, and has what it wrote durable when it returns. Meant for a single transfer: each waits for the medium by
-    /// itself. After a failure they are as any that failed; it may have been a flush that did ([`Array::write_durably`]).
+    /// itself. Durable after success if no flush has failed since before. After a failure they are as any that failed, and it counts as a failed flush
+    /// ([`Array::write_durably`]).
     pub fn write_durably(&self, ios: &mut [Io<'_>]) -> Result<(), Error> {
         let count = &self.counts.data_durably;
         count.fetch_add(ios.len() as u64, Ordering::Relaxed);
-        let failures = self.array.flush_failures();
-        let Err(error) = self.array.write_durably(ios) else {
-            return Ok(());
-        };
-        if self.array.flush_failures() != failures {
-            self.after_failed_flush(&error);
-        }
-        Err(error.into())
+        let written = self.array.write_durably(ios);
+        Ok(written.inspect_err(|error| self.after_failed_flush(error))?)
     }
 
     /// Up to which epoch what was freed may be given out (R4; vouched, invariant 5).
