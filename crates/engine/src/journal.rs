@@ -24,8 +24,9 @@
 //!    still be written. A thread that panics is a failure, if it has records in its hands: of an operation that it stages, before
 //!    they can be gathered; or of an epoch that it gathers, before another can be.
 //! 6. No batch is written once a flush has failed that may have lost data which its records
-//!    name (R17): a later flush that succeeds says nothing of it. Only a failure at a moment when
-//!    no record waited for a commit is forgiven.
+//!    name (R17): a later flush that succeeds says nothing of it. None is told to be durable beside whose write one has failed,
+//!    which may have lost the batch itself before its own flush. Only a failure at a moment when no record waited for a commit
+//!    is forgiven.
 //! 7. Whoever begins operations keeps what is staged bounded by committing
 //!    ([`Journal::staged`]), so the memory of the journal is that of what is staged, once more
 //!    for the batch being gathered, and the batches being written; and of data that waits, which is bounded
@@ -570,10 +571,11 @@ impl Journal {
             false => Durability::Durable,
         };
         let written = self.write_ring(position, bytes, durability, &[]);
-        match planted(Canary::FailedBatchIgnored) {
-            true => Ok(()),
-            false => written,
+        if planted(Canary::FailedBatchIgnored) {
+            return Ok(());
         }
+        // What failed beside the write is counted by now.
+        written.and_then(|()| self.check_flushes())
     }
 
     /// The batch has checksums of all data that its records name and that is not durable yet: both are written at once.

@@ -409,6 +409,32 @@ fn a_batch_does_not_outlive_a_flush_that_fails_while_it_is_written_with_its_data
     journal.failed().unwrap();
 }
 
+/// A device that cannot force a write has the batch in its cache, where a flush of another's that fails may drop it before the flush behind it, which then
+/// succeeds. The chain would end there, before all that is acknowledged later.
+#[test]
+fn a_batch_beside_whose_durable_write_a_flush_fails_is_not_acknowledged() {
+    let device = SimDevice::new(SIZE, 1);
+    let journal = journal_on(&[Arc::clone(&device)]);
+    journal.array.flush().unwrap();
+    assert!(merge(&journal, 1, 10));
+    let batch = Mutex::new(rank::LEAF, Some(close(&journal)));
+    device.stick();
+    base::thread::parallel(2, |thread| {
+        if thread == 0 {
+            let batch = batch.lock().take().unwrap();
+            journal.write_batch(batch).unwrap_err();
+            return;
+        }
+        while device.waiting() == 0 {
+            base::thread::yield_now();
+        }
+        journal.array.count_failed_flush();
+        device.release();
+    });
+    journal.failed().unwrap();
+    assert_eq!(journal.durable_epoch(), 0);
+}
+
 /// No record waits to be gathered, but one is on its way that may name what the flush has lost.
 #[test]
 fn a_flush_that_fails_beside_a_batch_under_way_is_not_forgiven() {
