@@ -193,6 +193,12 @@ canaries! {
     /// succeeds, although what they wrote may be lost. Needs a flush that fails once, after an
     /// overwrite in place.
     FailedFlushForgotten => "failed-flush-forgotten", Fault,
+    /// Who writes durably does not wait until it is known whether a flush beside it has failed (device/flush, invariant 6): an fsync that overwrites a page returns, and what
+    /// that flush has dropped is gone after a cut. Needs devices that cannot force a write.
+    FlushBesideUnseen => "flush-beside-unseen", Threads,
+    /// A batch is acknowledged although a flush has failed while it was written (journal, invariant 6), which may have dropped it: what was synced is gone after a cut. Needs
+    /// devices that cannot force a write.
+    BatchBesideUnseen => "batch-beside-unseen", Threads,
     /// A failure that loses data is remembered by its file alone: a sync succeeds although nobody
     /// was told, and what it should cover is gone after a cut. Needs a flush that fails for
     /// somebody else than the one who syncs.

@@ -595,7 +595,7 @@ impl Array {
     /// Returns when of each flush of a device that was begun by now it is known whether it has failed. Where none is under way that is a look.
     fn settle_flush(&self, device: usize) {
         let member = &self.members[device];
-        if member.device.has_cache() {
+        if member.device.has_cache() && !planted(Canary::FlushBesideUnseen) {
             member.gate.settle();
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::atomic_files;
 use crate::atomics;
+use crate::beside;
 use crate::crowd;
 use crate::drive::Driver;
 use crate::explore::{Base, Effort, Explorer, Failure, Seen, hash_of, mixed};
@@ -144,6 +145,7 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("rot", 2, Shared(rot)),
     scenario("failing", 2, Shared(failing)),
     scenario("forgiven", 2, Based(forgiven::run)),
+    scenario("beside", 200, Alone(beside::run)),
     scenario("full", 2, Shared(full)),
     scenario("flood", 1, Shared(flood)),
 ];

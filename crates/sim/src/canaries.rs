@@ -63,6 +63,7 @@ fn place(canary: Canary) -> Place {
         VersionGapAccepted => Scenario("forged"),
         StaleBatchAccepted => Scenario("stale"),
         FailedFlushForgotten | LossUntold => Scenario("untold"),
+        FlushBesideUnseen | BatchBesideUnseen => Scenario("beside"),
         FloorNotRaised | LookForgotten | TimesNotPersisted | CookiesGoOn => Scenario("stamps"),
         LookNotSeen | MergesInLogOrder => Scenario("directory-times"),
         MergesNotFolded | IndexNotLowered | ShapeIgnored | MergesReplayedTwice

@@ -13,7 +13,7 @@ use device::sim::{SimDevice, Survival, Times};
 use fs::FileSystem;
 use std::sync::{Arc, Weak};
 
-/// Nothing here is one write and durable by itself: a flush waits until it is known how such a one has ended.
+/// Nothing here is one write and durable by itself: a flush waits until it is known how such a one has ended ([`crate::beside`] has those).
 const SEQUENCES: &[&str] = &[
     // Over what they have, and behind it; and new files, which go in a group.
     "write A/foo 0 20000 1; write A/bar 0 20000 2; sync; write A/foo 0 9000 3; write A/bar end 9000 4; tick 6000; checkpoint; fsync A/foo; fsync A/bar; sync",

@@ -6,6 +6,7 @@ pub mod aimed;
 pub mod all;
 mod atomic_files;
 pub mod atomics;
+mod beside;
 pub mod canaries;
 pub mod content;
 pub mod crowd;

@@ -91,6 +91,7 @@ impl Setting {
         let mut others = Rng::new(seed ^ 0x0CAC_4E00);
         shape.has_cache = !others.one_in(6);
         shape.options.store.discard = others.one_in(3);
+        shape.forces_writes = Rng::new(seed ^ 0x0F0A_F1A6).one_in(2);
         let calm = rng.one_in(2) && trouble == Trouble::None;
         if !calm {
             let options = &mut shape.options;

@@ -37,6 +37,10 @@ pub struct Shape {
     pub logical_block: u32,
     /// Whether the devices have a cache that a power cut empties.
     pub has_cache: bool,
+    /// Whether these can force a write past it; if not they flush it behind each durable one.
+    pub forces_writes: bool,
+    /// How a batch on a device has ended is known only when those on others have that were begun meanwhile.
+    pub told_late: bool,
     /// Batches written to the journal beforehand, so that its ring wraps soon.
     pub age: u32,
     /// Trees have small nodes ([`base::tight`]).
@@ -77,6 +81,8 @@ impl Shape {
             stripe: 64 << 10,
             logical_block: 512,
             has_cache: true,
+            forces_writes: true,
+            told_late: false,
             age: 0,
             tight: false,
             topology: Topology::PerCore,
@@ -343,6 +349,7 @@ struct Tapped {
     inner: Arc<SimDevice>,
     tap: Arc<Tap>,
     plain: bool,
+    told_late: bool,
 }
 
 impl BlockDevice for Tapped {
@@ -352,11 +359,11 @@ impl BlockDevice for Tapped {
         self.inner.has_cache()
     }
 
-    fn run(&self, requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>) {
+    fn run(&self, requests: &mut [Request<'_>], mut meanwhile: Option<&mut dyn FnMut()>) {
         // Batches of several devices are in flight at once: this one has started, and completes
         // after those that start meanwhile.
         let mut left = self.tap.start(self.index, requests);
-        if let Some(meanwhile) = meanwhile {
+        if let Some(meanwhile) = meanwhile.take_if(|_| !self.told_late) {
             meanwhile();
         }
         for request in requests {
@@ -386,6 +393,10 @@ impl BlockDevice for Tapped {
                 left -= 1;
                 self.tap.completed();
             }
+        }
+        // Or before them, and nobody knows yet.
+        if let Some(meanwhile) = meanwhile {
+            meanwhile();
         }
     }
 
@@ -424,6 +435,9 @@ impl Machine {
             let mut device = SimDevice::with(&name, *bytes, shape.logical_block, seed, switch);
             if !shape.has_cache {
                 device = device.without_cache();
+            }
+            if !shape.forces_writes {
+                device = device.without_forced_writes();
             }
             if let Some(contents) = image.contents.get(i) {
                 device.restore(contents);
@@ -464,6 +478,7 @@ impl Machine {
                 inner: Arc::clone(device),
                 tap: Arc::clone(&self.tap),
                 plain: self.shape.plain && self.topology() == Topology::PerDevice,
+                told_late: self.shape.told_late,
             }) as Arc<dyn BlockDevice>
         };
         devices.map(handle).collect()

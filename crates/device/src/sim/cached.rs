@@ -49,6 +49,8 @@ pub(super) struct Cached {
     pub doomed: bool,
     /// Flushes that were begun before it was complete, and do not make it durable.
     pub before: u64,
+    /// The flush behind it, of a durable write.
+    pub behind: Option<u64>,
 }
 
 impl Cached {
@@ -59,6 +61,7 @@ impl Cached {
             bytes,
             doomed: false,
             before: 0,
+            behind: None,
         }
     }
 

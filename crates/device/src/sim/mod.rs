@@ -16,7 +16,9 @@
 //! writes, and flushing one says nothing of another; a [`PowerSwitch`] cuts several at one moment.
 //! After the cut every operation fails until [`SimDevice::restart`].
 //!
-//! A device may have no cache ([`SimDevice::without_cache`]): then every write is a durable one.
+//! A device may have no cache ([`SimDevice::without_cache`]): then every write is a durable one. Or it cannot force a write
+//! ([`SimDevice::without_forced_writes`]), as drives without FUA and files cannot: a durable write goes to the cache, and a flush behind it, which may fail as any
+//! other, makes it durable, and nothing else. What another flush that fails in between has dropped it reports as good.
 //!
 //! A discarded range reads as zeros or as before, sector by sector, and that is as volatile
 //! as a write.
@@ -41,7 +43,7 @@
 //! What never happens unless asked for: a completed write that reads do not see, a durable or
 //! flushed sector lost, a write to another address. What never happens at all: a sector with bytes
 //! of two writes, a flush or a durable write that is reported as good and is not (but for the lies
-//! above).
+//! above, and for what a flush that failed has dropped).
 //!
 //! Everything is decided by the device's seed and by the generators given to its methods, so that
 //! the same seed and the same operations give the same [`SimDevice::trace_hash`]. Powers are methods
@@ -103,6 +105,8 @@ pub struct SimDevice {
     bytes: u64,
     logical_block: u32,
     has_cache: bool,
+    /// A durable write is none with a flush behind it.
+    forces_writes: bool,
     switch: Arc<PowerSwitch>,
     state: Mutex<State>,
     pace: Mutex<Pace>,
@@ -140,6 +144,7 @@ impl SimDevice {
             bytes,
             logical_block,
             has_cache: true,
+            forces_writes: true,
             switch,
             state: Mutex::new(rank::DEVICE_STATE, State::new(seed)),
             pace: Mutex::new(
@@ -162,6 +167,13 @@ impl SimDevice {
         Arc::new(device)
     }
 
+    /// A new device that does a durable write as one to its cache and a flush behind it.
+    pub fn without_forced_writes(self: Arc<SimDevice>) -> Arc<SimDevice> {
+        let mut device = Arc::into_inner(self).expect("nobody else has it yet");
+        device.forces_writes = false;
+        Arc::new(device)
+    }
+
     /// Another device like this one, in a state of its own and without faults.
     fn like(&self, mut state: State, switch: &Arc<PowerSwitch>) -> Arc<SimDevice> {
         state.faults = Faults::default();
@@ -174,6 +186,10 @@ impl SimDevice {
             Arc::clone(switch),
         );
         *like.state.lock() = state;
+        let like = match self.forces_writes {
+            true => like,
+            false => like.without_forced_writes(),
+        };
         match self.has_cache {
             true => like,
             false => like.without_cache(),
@@ -474,15 +490,43 @@ impl SimDevice {
     fn perform(&self, operation: &mut Operation<'_>) -> io::Result<()> {
         let flush = self.begin_flush(operation);
         self.spend_time();
-        self.perform_on(self.answering(), operation, flush)
+        self.perform_on(self.answering(), operation, flush)?;
+        if !self.is_flushed_behind(operation) {
+            return Ok(());
+        }
+        // Whatever others do meanwhile.
+        self.spend_time();
+        self.flush_behind(&mut self.answering(), flush)
     }
 
-    /// The number of a flush.
+    /// The number of a flush, its own or the one behind it.
     fn begin_flush(&self, operation: &Operation<'_>) -> u64 {
         match operation {
             Operation::Flush => self.state.lock().begin_flush(),
+            _ if self.is_flushed_behind(operation) => self.state.lock().begin_flush(),
             _ => 0,
         }
+    }
+
+    fn is_flushed_behind(&self, operation: &Operation<'_>) -> bool {
+        let durable = matches!(
+            operation,
+            Operation::Write {
+                durability: Durability::Durable,
+                ..
+            }
+        );
+        durable && self.has_cache && !self.forces_writes
+    }
+
+    /// The second half of a durable write that was not forced.
+    fn flush_behind(&self, state: &mut State, number: u64) -> io::Result<()> {
+        let outcome = match state.retired || self.switch.is_cut() {
+            true => Err(no_power()),
+            false => state.flush_behind(number),
+        };
+        state.trace(6, (0, 0), 0, &outcome);
+        outcome
     }
 
     /// The marks of writes that are under way while other threads go on.
@@ -505,10 +549,14 @@ impl SimDevice {
         let flush = self.begin_flush(operation);
         self.spend_time();
         let state = self.state.lock();
-        match state.is_stuck() {
-            true => None,
-            false => Some(self.perform_on(state, operation, flush)),
+        if state.is_stuck() {
+            return None;
         }
+        let written = self.perform_on(state, operation, flush);
+        Some(match self.is_flushed_behind(operation) {
+            true => written.and_then(|()| self.flush_behind(&mut self.state.lock(), flush)),
+            false => written,
+        })
     }
 
     fn perform_on(
@@ -559,7 +607,8 @@ impl SimDevice {
                     true => *durability,
                     false => Durability::Durable,
                 };
-                state.write(*offset, buf, durability, power)
+                let behind = (!self.forces_writes && self.has_cache).then_some(flush);
+                state.write((*offset, buf), durability, behind, power)
             }
             Operation::Flush => state.flush(flush, power),
         }

@@ -106,13 +106,14 @@ impl State {
     /// A write that reads see, and that a power cut may lose.
     pub fn cache(&mut self, offset: u64, bytes: &[u8]) {
         store(&mut self.current, offset, bytes);
-        self.keep(offset, bytes.into());
+        self.keep(offset, bytes.into(), None);
     }
 
-    fn keep(&mut self, offset: u64, bytes: Arc<[u8]>) {
+    fn keep(&mut self, offset: u64, bytes: Arc<[u8]>, behind: Option<u64>) {
         let before = self.flushes;
         self.cached.push(Cached {
             before,
+            behind,
             ..Cached::new(offset, bytes)
         });
     }
@@ -155,11 +156,12 @@ impl State {
         Ok(())
     }
 
+    /// `behind`: if it is durable it is not forced, and [`flush_behind`](Self::flush_behind) of this number follows.
     pub fn write(
         &mut self,
-        offset: u64,
-        buf: &[u8],
+        (offset, buf): (u64, &[u8]),
         durability: Durability,
+        behind: Option<u64>,
         power: Power,
     ) -> io::Result<()> {
         if buf.is_empty() {
@@ -174,7 +176,7 @@ impl State {
             self.note(FaultKind::WriteError, range);
             if !asked && durability == Durability::Durable && self.rng.one_in(2) {
                 self.flush_failed = true;
-                self.put(offset, buf, Durability::Volatile, Power::On)?;
+                self.put((offset, buf), Durability::Volatile, None, Power::On)?;
                 self.doom();
             } else {
                 self.write_in_part(offset, buf);
@@ -199,7 +201,7 @@ impl State {
             }
             self.note(FaultKind::Overwritten, at..at + buf.len() as u64);
         }
-        let outcome = self.put(at, buf, durability, power);
+        let outcome = self.put((at, buf), durability, behind, power);
         if self.chance(odds.rot) {
             let mut rng = self.fortune.clone();
             self.rot_somewhere(&mut rng);
@@ -210,9 +212,9 @@ impl State {
 
     fn put(
         &mut self,
-        offset: u64,
-        buf: &[u8],
+        (offset, buf): (u64, &[u8]),
         durability: Durability,
+        behind: Option<u64>,
         power: Power,
     ) -> io::Result<()> {
         let range = offset..offset + buf.len() as u64;
@@ -221,6 +223,10 @@ impl State {
         }
         store(&mut self.current, offset, buf);
         match (power, durability) {
+            (Power::On, Durability::Durable) if behind.is_some() => {
+                self.keep(offset, buf.into(), behind);
+                Ok(())
+            }
             (Power::On, Durability::Durable) => {
                 // It is newer than everything cached at its address.
                 for write in &mut self.cached {
@@ -231,11 +237,11 @@ impl State {
                 Ok(())
             }
             (Power::On, Durability::Volatile | Durability::Checked) => {
-                self.keep(offset, buf.into());
+                self.keep(offset, buf.into(), None);
                 Ok(())
             }
             _ => {
-                self.keep(offset, buf.into());
+                self.keep(offset, buf.into(), None);
                 Err(no_power())
             }
         }
@@ -269,15 +275,7 @@ impl State {
 
     /// The flush of this number.
     pub fn flush(&mut self, number: u64, power: Power) -> io::Result<()> {
-        let odds = self.faults.odds;
-        let failed = strikes(&mut self.faults.flushes, &(0..u64::MAX))
-            || power == Power::Failing
-            || self.chance(odds.flush_error);
-        if failed {
-            self.note(FaultKind::FlushError, 0..0);
-            self.doom();
-            return Err(medium_error());
-        }
+        self.may_fail_to_flush(power)?;
         let mut kept: Vec<Cached> = Vec::new();
         for write in self.cached.drain(..) {
             if write.doomed || write.before >= number {
@@ -291,6 +289,35 @@ impl State {
             }
         }
         self.cached = kept;
+        Ok(())
+    }
+
+    fn may_fail_to_flush(&mut self, power: Power) -> io::Result<()> {
+        let odds = self.faults.odds;
+        let failed = strikes(&mut self.faults.flushes, &(0..u64::MAX))
+            || power == Power::Failing
+            || self.chance(odds.flush_error);
+        if !failed {
+            return Ok(());
+        }
+        self.note(FaultKind::FlushError, 0..0);
+        self.doom();
+        Err(medium_error())
+    }
+
+    /// The flush of this number, behind a durable write: it makes that durable, unless another flush that failed meanwhile has dropped it.
+    pub fn flush_behind(&mut self, number: u64) -> io::Result<()> {
+        self.may_fail_to_flush(Power::On)?;
+        let mine = |write: &Cached| write.behind == Some(number) && !write.doomed;
+        // Another flush may have been faster.
+        if let Some(at) = self.cached.iter().position(mine) {
+            let write = self.cached.remove(at);
+            write.apply(&mut self.durable, |_| true);
+            for older in &mut self.cached[..at] {
+                older.replace(|at| write.holds(at));
+            }
+            self.cached.retain(|w| w.replaced.iter().any(|r| !r));
+        }
         Ok(())
     }
 
@@ -312,7 +339,7 @@ impl State {
             if any_in(&self.current, at..at + run) && self.rng.one_in(2) {
                 let zeros: Arc<[u8]> = vec![0u8; run as usize].into();
                 store(&mut self.current, at, &zeros);
-                self.keep(at, zeros);
+                self.keep(at, zeros, None);
             }
             at += run;
         }

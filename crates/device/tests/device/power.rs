@@ -48,8 +48,15 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn a_cut_loses_or_tears_only_what_was_volatile(steps in steps(), seed in any::<u64>()) {
-        let device = SimDevice::new(SIZE, seed);
+    fn a_cut_loses_or_tears_only_what_was_volatile(
+        steps in steps(),
+        seed in any::<u64>(),
+        forces_writes in any::<bool>(),
+    ) {
+        let mut device = SimDevice::new(SIZE, seed);
+        if !forces_writes {
+            device = device.without_forced_writes();
+        }
         let mut allowed = vec![Allowed { after_cut: vec![0], now: 0 }; (SIZE / 512) as usize];
         let mut number = 0u8;
         let mut failed = false;
@@ -95,6 +102,25 @@ proptest! {
         }
         prop_assert_eq!(after.volatile_bytes(), 0);
     }
+}
+
+/// The flush behind it is one as others are: it may fail, and with it goes what others have written.
+#[test]
+fn a_durable_write_that_is_not_forced_is_a_write_and_a_flush() {
+    let lost = (0..20).any(|seed| {
+        let device = SimDevice::new(SIZE, seed).without_forced_writes();
+        device.write(0, &[1; 512], Durability::Volatile).unwrap();
+        device.fail_flushes(Times::Next(1));
+        device
+            .write(512, &[2; 512], Durability::Durable)
+            .unwrap_err();
+        device.write(1024, &[3; 512], Durability::Durable).unwrap();
+        device.flush().unwrap();
+        let bytes = read(&device.restart_with(Survival::None, &mut Rng::new(1)));
+        assert_eq!(bytes[1024], 3);
+        bytes[0] == 0
+    });
+    assert!(lost);
 }
 
 #[test]

@@ -135,6 +135,9 @@ pub(super) fn run(
     if Rng::new(plan.seed ^ 0x70B0_1067).one_in(4) {
         shape.topology = Topology::PerDevice;
     }
+    let mut others = Rng::new(plan.seed ^ 0x0F0A_F1A6);
+    shape.forces_writes = others.one_in(2);
+    shape.told_late = others.one_in(2);
     let mut machine = Machine::new(&Image::format(&shape)?, plan.seed);
     let ledger = || Mutex::new(rank::LEDGER, Ledger::new(Entries::new()));
     let mut known = Known {
