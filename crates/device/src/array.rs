@@ -580,16 +580,29 @@ impl Array {
         set_durability(ios, Durability::Durable);
         let doubt = self.doubt();
         let outcome = self.execute(ios);
-        let outcome = outcome.inspect_err(|_| self.count_failed_flush());
+        let each_device = |each: &mut dyn FnMut(usize)| {
+            for io in ios.iter() {
+                self.each_piece(io.byte(), io.bytes() as usize, |piece| each(piece.device));
+            }
+        };
+        let outcome = outcome.inspect_err(|error| {
+            let mut is_cached = false;
+            each_device(&mut |device| is_cached |= self.members[device].device.has_cache());
+            self.note_failed(error, is_cached);
+        });
         drop(doubt);
         if outcome.is_ok() {
-            for io in ios.iter() {
-                let settle = |piece: Piece| self.settle_flush(piece.device);
-                self.each_piece(io.byte(), io.bytes() as usize, settle);
-            }
+            each_device(&mut |device| self.settle_flush(device));
             self.settle_doubts();
         }
         outcome
+    }
+
+    /// Counts what has failed of durable writes, if it may have been a flush: not what never got there, nor where no device `is_cached`.
+    fn note_failed(&self, error: &Error, is_cached: bool) {
+        if is_cached && matches!(error, Error::Io { .. }) {
+            self.count_failed_flush();
+        }
     }
 
     /// Returns when of each flush of a device that was begun by now it is known whether it has failed. Where none is under way that is a look.
@@ -718,12 +731,17 @@ impl Array {
         let doubt = self.doubt();
         self.run(&mut batches, &mut |_, _| {});
         let outcome = self.first_error(&batches);
-        let outcome = outcome.inspect_err(|_| self.count_failed_flush());
+        let each_device = |each: &mut dyn FnMut(usize)| {
+            places.iter().for_each(|&(device, _)| each(device));
+        };
+        let outcome = outcome.inspect_err(|error| {
+            let mut is_cached = false;
+            each_device(&mut |device| is_cached |= self.members[device].device.has_cache());
+            self.note_failed(error, is_cached);
+        });
         drop(doubt);
         if outcome.is_ok() {
-            places
-                .iter()
-                .for_each(|&(device, _)| self.settle_flush(device));
+            each_device(&mut |device| self.settle_flush(device));
             self.settle_doubts();
         }
         outcome

@@ -288,6 +288,19 @@ fn a_durable_write_that_fails_counts_as_a_failed_flush() {
     assert_eq!(array.flush_failures(), 2);
 }
 
+/// A bad block was told to everybody where no flush was.
+#[test]
+fn a_durable_write_that_fails_on_a_device_without_a_cache_is_its_own_affair() {
+    let device = SimDevice::new(64 << 20, 1).without_cache();
+    let array = create(vec![Arc::clone(&device) as _], 4096);
+    device.fail_writes(Times::Always, None);
+    array
+        .write_durably(&mut [durable(0, &[1; 4096])])
+        .unwrap_err();
+    array.write_slot(0, &[0; 4096]).unwrap_err();
+    assert_eq!(array.flush_failures(), 0);
+}
+
 /// A flush of two devices has failed on the first, with what that had in its cache, and the other takes its time. What is written durably meanwhile may have
 /// been lost there, though the flush behind it succeeded.
 #[test]
