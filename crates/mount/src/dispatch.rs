@@ -331,7 +331,25 @@ impl<O: Operations> Dispatcher<O> {
                 }
             }
             Operation::Write { span, data } => {
-                x.written(self.write(&request, &span, data));
+                let written = self.write(&request, &span, data);
+                if !ops.is_outdated(node, &span) {
+                    return x.written(written);
+                }
+                let bytes = span.offset..span.offset.saturating_add(data.len() as u64);
+                let unique = x.unique;
+                match x.reply.detached() {
+                    Some(mut reply) => {
+                        let reply = move || {
+                            let reply = &mut *reply;
+                            Exchange { unique, reply }.written(written);
+                        };
+                        ops.drop_written(node, bytes, Box::new(reply));
+                    }
+                    None => {
+                        ops.drop_written(node, bytes, Box::new(|| {}));
+                        x.written(written);
+                    }
+                }
             }
             Operation::Flush(handle) => x.unit(ops.flush(ctx, node, handle)),
             Operation::Release(handle) => {

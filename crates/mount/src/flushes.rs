@@ -1,4 +1,4 @@
-//! Requests that wait for devices to flush (FSYNC, FSYNCDIR, SYNCFS), and who waits for them.
+//! Requests that wait for devices to flush (FSYNC, FSYNCDIR, SYNCFS, direct WRITEs that are synchronous), and who waits for them.
 //!
 //! A flush takes a device as long as thousands of look-ups take, and as many programs as like ask for one at a time. So that they do not have all
 //! workers, those that come when half of the workers wait for flushes already are left, and the worker goes on to the next request. What is left is
@@ -21,23 +21,34 @@ use base::clock::now_ns;
 use base::sync::{Mutex, rank};
 use base::thread::{GrowingPool, Needs};
 
-use crate::abi::opcode;
+use zerocopy::FromBytes;
+
+use crate::abi::{InHeader, WRITE_CACHE, WriteIn, opcode};
 
 /// Threads at most.
 const THREADS_MAX: usize = 128;
+/// Bytes of a message that writes before it asks for a flush, at most: others wait in workers.
+const WRITTEN_MAX: usize = 64 << 10;
 /// Requests that are left at most, each with a program that waits for it.
 const LEFT_MAX: usize = 1 << 14;
 /// What takes as long is worth another thread.
 const LONG_NS: u64 = 100_000;
 
-/// Whether all that a message asks for is a flush, so that it is short and its answer has no data.
+/// Whether a message asks for a flush, so that its answer has no data, and is short: what is left is copied.
 pub fn is_one(message: &[u8]) -> bool {
-    // `struct fuse_in_header`: after its length.
-    let opcode = message.get(4..).and_then(|rest| rest.first_chunk());
-    opcode.is_some_and(|bytes| {
-        let opcode = u32::from_ne_bytes(*bytes);
-        [opcode::FSYNC, opcode::FSYNCDIR, opcode::SYNCFS].contains(&opcode)
-    })
+    let Ok((header, body)) = InHeader::ref_from_prefix(message) else {
+        return false;
+    };
+    match header.opcode {
+        opcode::FSYNC | opcode::FSYNCDIR | opcode::SYNCFS => true,
+        opcode::WRITE => WriteIn::ref_from_prefix(body).is_ok_and(|(write, _)| {
+            let flags = write.flags as i32;
+            let is_direct = flags & libc::O_DIRECT != 0 && write.write_flags & WRITE_CACHE == 0;
+            let is_short = message.len() <= WRITTEN_MAX;
+            is_short && is_direct && flags & libc::O_DSYNC != 0
+        }),
+        _ => false,
+    }
 }
 
 /// Serves a request.
@@ -214,7 +225,7 @@ mod tests {
     use zerocopy::IntoBytes;
 
     #[test]
-    fn what_asks_for_a_flush_alone_is_known_by_its_head() {
+    fn what_asks_for_a_flush_is_known_by_its_head() {
         let asked = |opcode| {
             let header = InHeader {
                 opcode,
@@ -225,6 +236,25 @@ mod tests {
         assert!([opcode::FSYNC, opcode::FSYNCDIR, opcode::SYNCFS].map(asked) == [true; 3]);
         assert!([opcode::WRITE, opcode::FLUSH, opcode::LOOKUP].map(asked) == [false; 3]);
         assert!(!is_one(b"") && !is_one(&[20; 7]));
+        // A write that is to be durable, and that its program may not wait for.
+        let message = |flags: i32, write_flags, data: usize| {
+            let header = InHeader {
+                opcode: opcode::WRITE,
+                ..Default::default()
+            };
+            let write = WriteIn {
+                flags: flags as u32,
+                write_flags,
+                ..Default::default()
+            };
+            [header.as_bytes(), write.as_bytes(), &vec![0; data]].concat()
+        };
+        let writes = |flags, write_flags| is_one(&message(flags, write_flags, 4096));
+        let direct = libc::O_DIRECT;
+        assert!(writes(direct | libc::O_DSYNC, 0) && writes(direct | libc::O_SYNC, 0));
+        assert!(!writes(direct, 0) && !writes(libc::O_SYNC, 0));
+        assert!(!writes(direct | libc::O_DSYNC, WRITE_CACHE));
+        assert!(!is_one(&message(direct | libc::O_DSYNC, 0, WRITTEN_MAX)));
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //!    wait for. Nor more than half of the requests that the kernel sends in the background at a time, which read-ahead shares with releases. What comes
 //!    beyond that is left to who is at it already ([`Notifier::drop_pages`]), who answers its own request first ([`Notifier::answered`]); the first is
 //!    never refused.
+//!    Likewise the answers that wait for a drop ([`Notifier::drop_written`]): those pages may be locked by read-ahead that the kernel has not sent yet.
 //! 3. What is dropped while a write of it is on its way is dropped again after that write ([`crate::rereads`]).
 //! 4. Who waits for one that another sends ([`Notifier::wait`]) leaves a worker besides that one, or waits for a short time only: the drop may need
 //!    that worker.
@@ -96,7 +97,7 @@ impl Pages {
     }
 
     /// Those that a direct write was made of, after somebody may have read them back.
-    pub fn written_past(node: NodeId, bytes: Range<u64>) -> Pages {
+    fn written_past(node: NodeId, bytes: Range<u64>) -> Pages {
         let race = Race::Any;
         Pages { node, bytes, race }
     }
@@ -117,14 +118,6 @@ impl Pages {
     }
 }
 
-/// What becomes of pages that could not be dropped while somebody waited.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Else {
-    /// Others drop them.
-    Soon,
-    Never,
-}
-
 /// What follows the drop of a file's pages.
 type Then = Box<dyn FnOnce() + Send>;
 
@@ -141,6 +134,8 @@ struct Inner {
     turns: Mutex<Turns>,
     /// [`Turns::owing`], for a look without the lock: who owes sees it, for it has stored it itself.
     owing: AtomicUsize,
+    /// Answers that wait for pages to be dropped.
+    withheld: AtomicUsize,
     rereads: Rereads,
     helper: OnceLock<Helper>,
 }
@@ -163,6 +158,8 @@ struct Left {
     pages: Pages,
     then: Then,
     ticket: u64,
+    /// Somebody else counts on it.
+    is_relied_on: bool,
 }
 
 impl Turns {
@@ -178,13 +175,15 @@ impl Turns {
             pages,
             then,
             ticket,
+            is_relied_on: false,
         });
         ticket
     }
 
-    /// It is done already, or nobody needs it any more.
+    /// Who left it needs it no more.
     fn withdraw(&mut self, ticket: u64) {
-        self.left.retain(|left| left.ticket != ticket);
+        self.left
+            .retain(|left| left.ticket != ticket || left.is_relied_on);
     }
 }
 
@@ -202,6 +201,7 @@ impl Notifier {
             hands,
             turns: Mutex::new(rank::LEAF, Turns::default()),
             owing: AtomicUsize::new(0),
+            withheld: AtomicUsize::new(0),
             rereads: Rereads::new(),
             helper: OnceLock::new(),
         }))
@@ -287,27 +287,34 @@ impl Notifier {
         turns.dropping -= 1;
     }
 
+    /// The kernel drops pages that it may have as they were before a direct write, which is then answered. Of too many of these at a time some are answered
+    /// before (invariant 2).
+    pub(crate) fn drop_written(&self, node: NodeId, bytes: Range<u64>, answer: Then) {
+        if self.0.withheld.fetch_add(1, Ordering::SeqCst) >= BUSY_MAX {
+            self.0.withheld.fetch_sub(1, Ordering::SeqCst);
+            answer();
+            // One for all, or there would be more and more of them.
+            return self.drop_outdated(Pages::all(node));
+        }
+        let inner = Arc::clone(&self.0);
+        let answer = move || {
+            answer();
+            inner.withheld.fetch_sub(1, Ordering::SeqCst);
+        };
+        self.drop_pages(Pages::written_past(node, bytes), Box::new(answer));
+    }
+
     /// The kernel drops pages that are not what a write has made. Once for all such writes that nobody has come to yet.
     pub(crate) fn drop_outdated(&self, pages: Pages) {
-        if !self.is_left(&pages) {
-            self.drop_pages(pages, Box::new(|| {}));
-        }
-    }
-
-    /// The kernel drops the attributes of a file, which a direct write has changed that is not answered yet, and those pages that it may have as they were
-    /// before. Where too many workers are at others, pages are dropped soon after this. Whoever calls this in a request calls [`answered`](Self::answered) after the answer.
-    pub(crate) fn drop_written_past(&self, node: NodeId, pages: Option<Pages>) {
-        self.drop_attributes(node);
-        if let Some(pages) = pages
-            && !self.is_left(&pages)
         {
-            self.drop_pages_and(pages, Else::Soon);
+            let mut turns = self.0.turns.lock();
+            let mut left = turns.left.iter_mut();
+            if let Some(left) = left.find(|left| left.pages.has(&pages)) {
+                left.is_relied_on = true;
+                return;
+            }
         }
-    }
-
-    fn is_left(&self, pages: &Pages) -> bool {
-        let turns = self.0.turns.lock();
-        turns.left.iter().any(|left| left.pages.has(pages))
+        self.drop_pages(pages, Box::new(|| {}));
     }
 
     /// These bytes of a file are about to be read for the kernel's request of this number.
@@ -341,12 +348,8 @@ impl Notifier {
         self.0.rereads.end(pages.node, now_ns());
     }
 
-    /// As [`drop_pages`](Self::drop_pages), and waits until it is so, as well as can be: false, it may not be, and nobody does it later.
+    /// As [`drop_pages`](Self::drop_pages), and waits until it is so, as well as can be: false, it may not be, and nobody does it later for this caller's sake.
     pub(crate) fn drop_pages_and_wait(&self, pages: Pages) -> bool {
-        self.drop_pages_and(pages, Else::Never)
-    }
-
-    fn drop_pages_and(&self, pages: Pages, otherwise: Else) -> bool {
         let dropped = Arc::new((Mutex::new(rank::LEAF, false), Condvar::new()));
         let then = {
             let dropped = Arc::clone(&dropped);
@@ -363,7 +366,7 @@ impl Notifier {
         let is_dropped = self.wait(Duration::ZERO, |most| {
             wait_at_most(most, told, &mut is_done.lock(), |is_done| *is_done)
         });
-        if !is_dropped && otherwise == Else::Never {
+        if !is_dropped {
             // Who asks again and again would fill the memory with these.
             self.0.turns.lock().withdraw(ticket);
         }
@@ -529,9 +532,10 @@ mod tests {
                 assert!(!its.drop_pages_and_wait(Pages::all_unwritten(8)));
             }
             assert_eq!(its.0.turns.lock().left.len(), 1);
-            // As it is made known, what a write has made of a page is dropped by somebody.
-            its.drop_written_past(9, Some(Pages::written_past(9, 0..4096)));
-            its.drop_written_past(9, Some(Pages::written_past(9, 0..4096)));
+            // But not what a write counts on, whose pages these are.
+            let left = its.drop_or_leave(Pages::all_unwritten(9), Box::new(|| {}));
+            its.drop_outdated(Pages::outdated(9, 0..4096));
+            its.0.turns.lock().withdraw(left.unwrap());
             assert_eq!(its.0.turns.lock().left.len(), 2);
             assert!(its.owes());
         };
@@ -539,12 +543,11 @@ mod tests {
             .unwrap()
             .join()
             .unwrap();
-        // Attributes only.
-        assert_eq!((rung(), called.load(Ordering::Relaxed)), (2, 4));
+        assert_eq!((rung(), called.load(Ordering::Relaxed)), (0, 4));
         while notifier.owes() {
             notifier.answered();
         }
-        assert_eq!((rung(), notifier.owes()), (4, false));
+        assert_eq!((rung(), notifier.owes()), (2, false));
         assert_eq!(notifier.0.turns.lock().dropping, 0);
     }
 
@@ -569,6 +572,27 @@ mod tests {
         notifier.answered();
         notifier.drop_pages(Pages::all(7), Box::new(|| {}));
         assert_eq!(bell.rung.load(Ordering::Relaxed), 5);
+
+        // An answer comes after the drop that it waits for, but of too many.
+        let answered = Arc::new(AtomicUsize::new(0));
+        let held = Arc::clone(&bell);
+        let notifier = with(2);
+        notifier.0.turns.lock().dropping = 1;
+        for _ in 0..BUSY_MAX + 2 {
+            let answered = Arc::clone(&answered);
+            let answer = move || {
+                answered.fetch_add(1, Ordering::Relaxed);
+            };
+            notifier.drop_written(7, 0..4096, Box::new(answer));
+        }
+        assert_eq!(answered.load(Ordering::Relaxed), 2);
+        assert_eq!(notifier.0.turns.lock().left.len(), BUSY_MAX + 1);
+        notifier.0.turns.lock().owing = 1;
+        notifier.0.owing.store(1, Ordering::Relaxed);
+        notifier.answered();
+        assert_eq!(answered.load(Ordering::Relaxed), BUSY_MAX + 2);
+        assert_eq!(notifier.0.withheld.load(Ordering::SeqCst), 0);
+        held.rung.store(5, Ordering::Relaxed);
 
         // One drops, one waits for it, and one is left.
         assert!(notifier.turn().is_none());

@@ -5,6 +5,7 @@
 //! once. A method blocks its caller's system call for as long as it runs, and must never
 //! touch the mount it serves.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use base::clock::Timestamp;
@@ -232,6 +233,14 @@ pub trait Operations: Send + Sync {
     fn read(&self, context: &Context, node: NodeId, span: &Span, out: &mut [u8]) -> Result<usize>;
     /// Returns the bytes written.
     fn write(&self, context: &Context, node: NodeId, span: &Span, data: &[u8]) -> Result<usize>;
+    /// Whether the kernel may have cached some of what a write of this node has changed, as it was before: it is answered by [`drop_written`](Self::drop_written) then.
+    fn is_outdated(&self, _node: NodeId, _span: &Span) -> bool {
+        false
+    }
+    /// Has the kernel drop what it has of these bytes of a node, and then calls `answer`; by another thread, and later, if too many are at that already.
+    fn drop_written(&self, _node: NodeId, _bytes: Range<u64>, answer: Box<dyn FnOnce() + Send>) {
+        answer();
+    }
     /// The answer to a write of this node is on its way: the kernel's pages are not locked for it any more.
     fn wrote(&self, _node: NodeId) {}
     /// A request was answered, if it is one that is: what nobody waits for may be done now.

@@ -67,7 +67,8 @@ const SURPLUS_PATIENCE: u32 = 1024;
 ///   kernel saves a getxattr of `security.capability` per write.
 /// - `EXPLICIT_INVAL_DATA`: every change goes through this kernel, so cached pages never
 ///   go stale by themselves and a size or mtime that changed is no reason to drop them.
-/// - `ASYNC_DIO`: direct reads and writes of libaio and io_uring run in parallel.
+/// - `ASYNC_DIO`: direct reads and writes of libaio and io_uring run in parallel. What the kernel does for others after such a write, it does not then:
+///   `sheaf_ops/direct.rs`.
 /// - `NO_OPENDIR_SUPPORT`: positions in a directory are stable by themselves, so that
 ///   reading one needs no handle; the kernel also caches listings then.
 ///
@@ -108,8 +109,8 @@ const _: () = assert!(WANTED & REFUSED == 0);
 
 /// Requests the kernel sends in the background (read-ahead, async direct I/O, releases)
 /// before it waits for answers, and when it calls itself congested.
-pub(crate) const BACKGROUND_MAX: u16 = 64;
-const CONGESTED_AT: u16 = 48;
+pub(crate) const BACKGROUND_MAX: u16 = 256;
+const CONGESTED_AT: u16 = 192;
 
 /// Answers INIT until the kernel agrees; returns the negotiated flags.
 fn negotiate(channel: &mut impl Channel, wanted: u64) -> Result<u64, Error> {
@@ -533,7 +534,8 @@ pub fn serve<T: Transport, O: Operations + 'static>(
     ready: impl FnOnce(),
 ) -> Result<(), Error> {
     let mut first = transport.channel(0).map_err(Error::Serve)?;
-    let negotiated = negotiate(&mut first, WANTED | transport.wants())?;
+    let wanted = (WANTED | transport.wants()) & !transport.refuses();
+    let negotiated = negotiate(&mut first, wanted)?;
     drop(first);
     transport.agreed(negotiated);
     let workers_max = config.workers_max.max(2);

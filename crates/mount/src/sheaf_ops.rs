@@ -52,6 +52,7 @@ mod mapped;
 mod opened;
 mod set_id;
 
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -352,6 +353,7 @@ impl SheafOps {
 impl Operations for SheafOps {
     fn init(&self, negotiated: u64, notifier: Notifier) {
         self.way.agreed(negotiated & init::OVER_IO_URING != 0);
+        self.direct.agreed(negotiated & init::ASYNC_DIO != 0);
         self.notifier.get_or_init(|| notifier.clone());
         self.atomic.init(notifier);
     }
@@ -574,12 +576,23 @@ impl Operations for SheafOps {
         }
         let written = self.atomic.write(&self.fs, &file, span, data);
         // One that failed may have been made in part.
-        self.written_past(
-            node,
-            span,
-            span.offset..span.offset.saturating_add(data.len() as u64),
-        );
-        written?.map_err(errno)
+        self.written_past(node, span);
+        let written = written?.map_err(errno)?;
+        if self.direct.is_asynchronous(span) {
+            self.make_durable(&file, span.open_flags as i32)?;
+        }
+        Ok(written)
+    }
+
+    fn is_outdated(&self, node: NodeId, span: &Span) -> bool {
+        self.direct.is_asynchronous(span) && self.direct.may_be_cached(node)
+    }
+
+    fn drop_written(&self, node: NodeId, bytes: Range<u64>, answer: Box<dyn FnOnce() + Send>) {
+        match self.notifier.get() {
+            Some(notifier) => notifier.drop_written(node, bytes, answer),
+            None => answer(),
+        }
     }
 
     fn wrote(&self, node: NodeId) {
@@ -720,7 +733,7 @@ impl Operations for SheafOps {
         if mode as i32 & libc::FALLOC_FL_KEEP_SIZE != 0 {
             self.attributes_changed(node);
         }
-        self.changed_content(&opened)
+        self.make_durable(file, opened.flags)
     }
 
     fn lseek(
@@ -761,7 +774,7 @@ impl Operations for SheafOps {
             let copied = (self.fs).copy_range(&source, from.offset, target, to.offset, length);
             copied.map_err(errno)
         })?;
-        self.changed_content(&opened)?;
+        self.make_durable(target, opened.flags)?;
         Ok(copied)
     }
 

@@ -674,3 +674,42 @@ fn what_is_copied_to_a_synchronous_file_is_on_the_devices() {
         m.end();
     }
 }
+
+/// The kernel asks for no fsync after a write for which its program does not wait in that call.
+#[test]
+fn an_asynchronous_direct_write_to_a_synchronous_file_is_on_the_devices() {
+    const PAGES: usize = 64;
+    let Some(world) = World::new() else { return };
+    for (options, flags) in [("", libc::O_DSYNC), ("", libc::O_SYNC), ("sync", 0)] {
+        let m = world.mount(options);
+        let name = format!("written by {options}{flags}");
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .custom_flags(flags | libc::O_DIRECT)
+            .open(m.path(&name))
+            .unwrap();
+        // One that makes the file longer is waited for.
+        file.set_len(1 << 20).unwrap();
+        file.sync_all().unwrap();
+        let mut queue = base::aio::Queue::new(vec![file], PAGES, 4096).unwrap();
+        for slot in 0..PAGES {
+            queue.memory(slot).fill(slot as u8 + 1);
+            // With holes between them, so that the devices have no place for them yet.
+            queue.start(slot, 0, 2 * slot as u64 * 4096, 4096, true);
+        }
+        let mut ended = Vec::new();
+        while ended.len() < PAGES {
+            queue.wait(1, &mut ended).unwrap();
+        }
+        assert!(ended.iter().all(|(_, done)| matches!(done, Ok(4096))));
+        let after = world.copy();
+        let then = after.mount("ro");
+        let content = fs::read(then.path(&name)).unwrap();
+        let lost = (0..PAGES).filter(|slot| content[2 * slot * 4096] != *slot as u8 + 1);
+        assert_eq!(lost.collect::<Vec<_>>(), [0; 0], "{options} {flags}");
+        then.end();
+        drop(queue);
+        m.end();
+    }
+}

@@ -1,28 +1,31 @@
-//! Direct writes whose pages the kernel may have read back before they were made.
+//! Asynchronous direct writes (libaio, io_uring), after which the kernel does not do what it does after others.
 //!
-//! The kernel drops the pages and attributes that a direct write changes when it begins. If the program waits in that very call, it does so once more at the end; of an asynchronous one
-//! (libaio, io_uring) it does not, and nothing tells which one it is. What was cached in between would stay: old to whoever reads or maps the file, and one store to
-//! such a page would bring all of it back. Hence
+//! It drops the pages and attributes that a direct write changes when it begins. If the program waits in that very call, it does so once more at the end, and asks for an fsync where the file or the write is
+//! synchronous (`O_DSYNC`, `RWF_DSYNC`); else it does neither, and nothing tells which one it is. What was cached in between would stay: old to whoever reads or maps the file, and one store to
+//! such a page would bring all of it back. And who was told that a write is durable would lose it with the power. Hence of each direct write that may be one (`ASYNC_DIO`):
 //!
-//! 1. Between making a direct write and answering it the kernel is told to drop the file's attributes, and those of its pages if it may have any.
+//! 1. Between making it and answering it the kernel is told to drop the file's attributes, and has dropped those of its pages that it may have.
 //! 2. What matters was cached after the write began, so since its handle was opened. As long as nothing has filled the page cache with that file since, there are none: programs
 //!    that know nothing but direct transfers pay for attributes only.
 //! 3. What fills the page cache is noted before it is looked at here, and a write looks for that note after it is made: a read that saw the file as it was before is seen by the write.
 //! 4. A handle may become direct when it is open. Of a file that was opened for direct transfers by nobody the kernel may have anything.
+//! 5. Pages that are dropped may be locked until other requests are answered: an answer that waits for that holds no worker that those need ([`drop_written`](crate::ops::Operations::drop_written)).
+//!    Of more than 128 at a time some are answered before. Rings cannot leave an answer to others, and have no such writes.
+//! 6. One that is to be durable is, before it is answered. It counts among the requests that wait for a flush (`flushes.rs`).
 
-use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use base::map::HashMap;
 use base::sync::{Mutex, rank};
 
 use super::SheafOps;
-use crate::notify::Pages;
 use crate::ops::{NodeId, Span};
 
 /// The files that somebody has open for direct transfers.
 #[derive(Debug)]
 pub(super) struct DirectFiles {
+    /// The kernel may send asynchronous writes.
+    is_asynchronous: AtomicBool,
     /// So many there are: all that others look at.
     count: AtomicUsize,
     files: Mutex<HashMap<NodeId, DirectFile>>,
@@ -38,6 +41,7 @@ struct DirectFile {
 impl Default for DirectFiles {
     fn default() -> Self {
         DirectFiles {
+            is_asynchronous: AtomicBool::new(false),
             count: AtomicUsize::new(0),
             files: Mutex::new(rank::LEAF, HashMap::default()),
         }
@@ -45,6 +49,12 @@ impl Default for DirectFiles {
 }
 
 impl DirectFiles {
+    /// Before any request comes.
+    pub fn agreed(&self, is_asynchronous: bool) {
+        self.is_asynchronous
+            .store(is_asynchronous, Ordering::SeqCst);
+    }
+
     pub fn opened(&self, node: NodeId, flags: i32) {
         if is_direct(flags) {
             let mut files = self.files.lock();
@@ -75,9 +85,17 @@ impl DirectFiles {
         }
     }
 
-    fn may_be_cached(&self, node: NodeId) -> bool {
+    /// Asked when a write is made.
+    pub fn may_be_cached(&self, node: NodeId) -> bool {
         let files = self.files.lock();
         files.get(&node).is_none_or(|file| file.is_cached)
+    }
+
+    /// Whether a write may be one that its program does not wait for.
+    pub fn is_asynchronous(&self, span: &Span) -> bool {
+        !span.from_page_cache
+            && is_direct(span.open_flags as i32)
+            && self.is_asynchronous.load(Ordering::SeqCst)
     }
 }
 
@@ -87,14 +105,9 @@ fn is_direct(flags: i32) -> bool {
 
 impl SheafOps {
     /// A write was made, and is not answered.
-    pub(super) fn written_past(&self, node: NodeId, span: &Span, bytes: Range<u64>) {
-        if span.from_page_cache || !is_direct(span.open_flags as i32) {
-            return;
-        }
-        if let Some(notifier) = self.notifier.get() {
-            let is_cached = self.direct.may_be_cached(node);
-            let pages = is_cached.then(|| Pages::written_past(node, bytes));
-            notifier.drop_written_past(node, pages);
+    pub(super) fn written_past(&self, node: NodeId, span: &Span) {
+        if self.direct.is_asynchronous(span) {
+            self.attributes_changed(node);
         }
     }
 }

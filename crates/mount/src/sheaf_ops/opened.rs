@@ -49,12 +49,12 @@ impl SheafOps {
         }
     }
 
-    /// Content of a file was changed by a call after which the kernel asks for no fsync, as it does after write(2).
-    pub(super) fn changed_content(&self, handle: &Handle) -> Result<()> {
-        let is_whole = self.sync || handle.flags & libc::O_SYNC == libc::O_SYNC;
-        if !is_whole && handle.flags & libc::O_DSYNC == 0 {
+    /// A file was changed by a call after which the kernel asks for no fsync where these flags ask for one, as it does after a write that its program waits for.
+    pub(super) fn make_durable(&self, file: &OpenFile, flags: i32) -> Result<()> {
+        let is_whole = self.sync || flags & libc::O_SYNC == libc::O_SYNC;
+        if !is_whole && flags & libc::O_DSYNC == 0 {
             return Ok(());
         }
-        self.fs.fsync(&handle.file, !is_whole).map_err(errno)
+        self.fs.fsync(file, !is_whole).map_err(errno)
     }
 }

@@ -164,6 +164,10 @@ impl Reply for KeptWay {
     fn send(&mut self, parts: &[IoSlice<'_>]) -> std::io::Result<bool> {
         (&*self.0).send(parts)
     }
+
+    fn detached(&self) -> Option<Box<dyn Reply + Send>> {
+        Some(Box::new(KeptWay(Arc::clone(&self.0))))
+    }
 }
 
 impl Reply for &File {

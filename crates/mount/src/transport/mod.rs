@@ -54,6 +54,11 @@ pub trait Transport: Send + Sync + 'static {
         0
     }
 
+    /// INIT flags of the session's that it cannot serve.
+    fn refuses(&self) -> u64 {
+        0
+    }
+
     /// The INIT flags that both sides agreed on; told before any channel is made but the one for INIT.
     fn agreed(&mut self, _flags: u64) {}
 

@@ -139,6 +139,11 @@ impl Transport for RingFuse {
         }
     }
 
+    /// The answer to an asynchronous direct write may have to wait for what another request waits for, and a ring gives each in its turn.
+    fn refuses(&self) -> u64 {
+        self.plan.as_ref().map_or(0, |_| init::ASYNC_DIO)
+    }
+
     fn agreed(&mut self, flags: u64) {
         if flags & init::OVER_IO_URING == 0 {
             tracing::warn!(
