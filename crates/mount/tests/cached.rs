@@ -17,6 +17,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use base::sync::{Mutex, rank};
 use mapping::Mapping;
 use paths::c_path;
 use world::World;
@@ -365,46 +366,55 @@ fn what_an_asynchronous_direct_write_has_made_is_read_by_everybody() {
     let m = world.mount("");
     let path = m.path("page");
     let reader = create(&path, &[0; PAGE]);
-    let direct = OpenOptions::new()
-        .write(true)
-        .custom_flags(libc::O_DIRECT)
-        .open(&path)
-        .unwrap();
-    let mut queue = base::aio::Queue::new(vec![direct], 1, PAGE).unwrap();
     let over = AtomicBool::new(false);
-    let mut outdated = Vec::new();
-    std::thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| {
-                while !over.load(Ordering::Relaxed) {
-                    read_at(&reader, 0, PAGE);
-                    reader.metadata().unwrap();
-                }
-            });
-        }
-        let mut changed = reader.metadata().unwrap();
+    let outdated = Mutex::new(rank::LEAF, Vec::new());
+    let write = || {
+        let direct = OpenOptions::new()
+            .write(true)
+            .custom_flags(libc::O_DIRECT)
+            .open(&path)
+            .unwrap();
+        let mut queue = base::aio::Queue::new(vec![direct], 1, PAGE).unwrap();
+        let time = |file: &File| {
+            let of = file.metadata().unwrap();
+            (of.mtime(), of.mtime_nsec())
+        };
+        let mut changed = time(&reader);
         for round in 1..=ROUNDS {
             queue.memory(0)[..4].copy_from_slice(&round.to_le_bytes());
             queue.start(0, 0, 0, PAGE, true);
             let mut ended = Vec::new();
             queue.wait(1, &mut ended).unwrap();
             assert!(matches!(ended[..], [(0, Ok(PAGE))]), "{ended:?}");
-            let before = changed;
-            changed = reader.metadata().unwrap();
-            let is_newer = |a: &std::fs::Metadata, b: &std::fs::Metadata| {
-                (a.mtime(), a.mtime_nsec()) > (b.mtime(), b.mtime_nsec())
-            };
+            let before = std::mem::replace(&mut changed, time(&reader));
             if read_at(&reader, 0, 4) != round.to_le_bytes() {
-                outdated.push((round, "content"));
+                outdated.lock().push((round, "content"));
             }
-            if !is_newer(&changed, &before) {
-                outdated.push((round, "times"));
+            if changed <= before {
+                outdated.lock().push((round, "times"));
             }
         }
-        over.store(true, Ordering::Relaxed);
+    };
+    /// Also if an assertion fails.
+    struct Over<'a>(&'a AtomicBool);
+    impl Drop for Over<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    base::thread::parallel(3, |thread| match thread {
+        0 => {
+            let _over = Over(&over);
+            write();
+        }
+        _ => {
+            while !over.load(Ordering::Relaxed) {
+                read_at(&reader, 0, PAGE);
+                reader.metadata().unwrap();
+            }
+        }
     });
-    assert_eq!(outdated, []);
-    drop(queue);
+    assert_eq!(*outdated.lock(), []);
     drop(reader);
     m.end();
 }
