@@ -25,6 +25,11 @@ pub struct JoinHandle {
 pub struct Id(std::thread::ThreadId);
 
 impl Id {
+    /// The caller's.
+    pub fn current() -> Id {
+        Id(std::thread::current().id())
+    }
+
     /// The caller is that thread, and must not wait for it.
     pub fn is_ours(self) -> bool {
         self.0 == std::thread::current().id()

@@ -5,20 +5,22 @@
 //!
 //! 1. A doubt is begun before such a write is issued, and ends after its failure, if any, is counted.
 //! 2. A flush is told to have ended, well or not, after all doubts are over that had begun when it ended: whoever then finds no failure counted has lost nothing.
-//! 3. Who has a doubt neither flushes nor waits for a flush, or for another doubt.
+//! 3. Who has a doubt neither flushes nor waits for a flush, or for another doubt: but a device may call who does, within a request (that of a test does). He waits for the
+//!    doubts of other threads, and not for that of his caller, which ends after him.
 //! 4. Such a write is told to have succeeded after all doubts are over that had begun when it ended, and after of all flushes of its devices it is known
 //!    whether they failed (`flush.rs`, invariant 6): they may have lost it before its own flush, which then succeeds. Neither of these waits for it, as a flush
 //!    that is held up by invariant 2 is answered for before.
 
 use base::atomic::{AtomicUsize, Ordering};
 use base::sync::{Condvar, Mutex, rank};
-use std::collections::BTreeSet;
+use base::thread::Id;
+use std::collections::BTreeMap;
 
 #[derive(Debug, Default)]
 struct Open {
     next: u64,
-    /// Numbers of those under way.
-    numbers: BTreeSet<u64>,
+    /// Those under way, by their numbers, and whose they are.
+    under_way: BTreeMap<u64, Id>,
 }
 
 #[derive(Debug)]
@@ -50,7 +52,7 @@ impl Doubts {
         let mut open = self.open.lock();
         let number = open.next;
         open.next += 1;
-        open.numbers.insert(number);
+        open.under_way.insert(number, Id::current());
         self.count.fetch_add(1, Ordering::SeqCst);
         Doubt {
             doubts: self,
@@ -70,7 +72,7 @@ impl Doubts {
         }
         let mut open = self.open.lock();
         let begun = open.next;
-        while open.numbers.first().is_some_and(|first| *first < begun) {
+        while (open.under_way.range(..begun)).any(|(_, of)| !of.is_ours()) {
             self.over.wait(&mut open);
         }
     }
@@ -79,7 +81,7 @@ impl Doubts {
 impl Drop for Doubt<'_> {
     fn drop(&mut self) {
         let mut open = self.doubts.open.lock();
-        open.numbers.remove(&self.number);
+        open.under_way.remove(&self.number);
         self.doubts.count.fetch_sub(1, Ordering::SeqCst);
         self.doubts.over.notify_all();
     }
