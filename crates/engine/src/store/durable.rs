@@ -62,13 +62,19 @@ impl<C: Content> Store<C> {
     }
 
     /// Writes, and has what it wrote durable when it returns. Meant for a single transfer: each waits for the medium by
-    /// itself. Durable after success if no flush has failed since before. After a failure they are as any that failed, and it counts as a failed flush
-    /// ([`Array::write_durably`]).
+    /// itself. Durable after success if no flush has failed since before. After a failure they are as any that failed, and where a device caches writes it counts as a
+    /// failed flush ([`Array::write_durably`]).
     pub fn write_durably(&self, ios: &mut [Io<'_>]) -> Result<(), Error> {
         let count = &self.counts.data_durably;
         count.fetch_add(ios.len() as u64, Ordering::Relaxed);
-        let written = self.array.write_durably(ios);
-        Ok(written.inspect_err(|error| self.after_failed_flush(error))?)
+        let failures = self.array.flush_failures();
+        let Err(error) = self.array.write_durably(ios) else {
+            return Ok(());
+        };
+        if self.array.flush_failures() != failures {
+            self.after_failed_flush(&error);
+        }
+        Err(error.into())
     }
 
     /// Up to which epoch what was freed may be given out (R4; vouched, invariant 5).
@@ -136,5 +142,37 @@ impl<C: Content> Store<C> {
     /// Whether an operation may vouch for data instead of having it flushed first ([`Op::vouch`]).
     pub fn may_vouch(&self) -> bool {
         self.journal.vouched.has_room()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::{TestStore, create, format, options};
+    use device::sim::{SimDevice, Times};
+    use device::{Durability, Io};
+    use std::sync::Arc;
+
+    /// A bad block ended all writing while records waited, where no flush could have lost what they name.
+    #[test]
+    fn a_block_that_cannot_be_written_is_a_failed_flush_only_where_something_is_cached() {
+        for is_cached in [true, false] {
+            let device = SimDevice::new(64 << 20, 1);
+            let device = match is_cached {
+                true => device,
+                false => device.without_cache(),
+            };
+            let array = format(Arc::clone(&device) as _);
+            let (store, _) = TestStore::open(array, options()).unwrap();
+            create(&store, 10);
+            device.fail_writes(Times::Always, None);
+            let write = Io::Write {
+                byte: 32 << 20,
+                buf: &[1; 4096],
+                durability: Durability::Durable,
+            };
+            store.write_durably(&mut [write]).unwrap_err();
+            device.heal();
+            assert_eq!(store.failed().is_some(), is_cached);
+        }
     }
 }

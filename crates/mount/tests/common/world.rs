@@ -52,19 +52,6 @@ impl World {
         Some(world)
     }
 
-    /// Another one, with devices as these are now.
-    #[allow(dead_code, reason = "not every test copies one")]
-    pub fn copy(&self) -> World {
-        let copy = World {
-            dir: tempfile::tempdir().unwrap(),
-        };
-        for (from, to) in self.images().iter().zip(copy.images()) {
-            fs::copy(from, to).unwrap();
-        }
-        fs::create_dir(copy.dir.path().join("mnt")).unwrap();
-        copy
-    }
-
     fn images(&self) -> [PathBuf; 2] {
         ["a.img", "b.img"].map(|name| self.dir.path().join(name))
     }
