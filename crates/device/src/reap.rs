@@ -381,7 +381,8 @@ impl Reaper {
         // Who blocks has it on another ring, where it takes another time.
         line.looked |= seen.by_look;
         let took = match seen.outcome {
-            Outcome::Blocked if line.looked => return,
+            // Of what is long all waits block: there is nothing else by which it would be known that it is so no more.
+            Outcome::Blocked if line.looked && !line.is_long(Costs::get()) => return,
             Outcome::Blocked | Outcome::Late { .. } | Outcome::Early => woken,
             Outcome::Caught { .. } => took,
             // It was there some time before.

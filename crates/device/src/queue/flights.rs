@@ -61,7 +61,8 @@ pub struct Flight {
 pub struct Landed {
     pub tag: u64,
     pub memory: AlignedBuf,
-    pub result: Result<(), Error>,
+    /// Boxed, as it is moved from hand to hand.
+    pub result: Result<(), Box<Error>>,
 }
 
 /// A flight that did not start.
@@ -91,7 +92,7 @@ struct Flying {
     parts: u32,
     left: u32,
     /// Of the first part that failed, and which.
-    failed: Option<(u32, Error)>,
+    failed: Option<(u32, Box<Error>)>,
 }
 
 /// One device as its owner sees it.
@@ -318,7 +319,8 @@ impl Queues {
                 .as_ref()
                 .is_none_or(|(first, _)| order < *first)
             {
-                flying.failed = Some((order, self.array.part_error(device, &part, error)));
+                let error = self.array.part_error(device, &part, error);
+                flying.failed = Some((order, Box::new(error)));
             }
         }
         flying.lent.give_back(part.segment);

@@ -202,6 +202,11 @@ impl Line {
         self.window.low()
     }
 
+    /// Nobody waits for such transfers but by blocking.
+    pub fn is_long(&self, costs: &Costs) -> bool {
+        self.prediction().is_some_and(|ns| plan::is_long(costs, ns))
+    }
+
     /// Whether the next wait of this class sleeps and spins; else it blocks. To be asked once for each.
     pub fn chooses_lazy(&mut self, costs: &Costs) -> bool {
         let Some(prediction) = self.prediction() else {
@@ -398,6 +403,13 @@ impl Times {
         let line = self.lines.get_mut(class.index());
         line.and_then(Option::as_mut)
             .is_some_and(|line| line.dozes())
+    }
+
+    /// As if transfers of a class had always taken so long.
+    #[cfg(test)]
+    pub fn teach(&mut self, class: Class, ns: u64) {
+        let line = self.line(class);
+        (0..SEEN).for_each(|_| line.sample(ns));
     }
 
     pub fn prediction(&self, class: Class) -> Option<u64> {

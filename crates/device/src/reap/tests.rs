@@ -617,6 +617,42 @@ fn who_blocks_on_another_ring_tells_nothing_of_one_that_polls() {
     assert_eq!(times.prediction(class()), Some(100 * US));
 }
 
+/// All waits of what is long block, and those that block taught nothing where a look had once found something: it stayed long for ever.
+#[test]
+fn a_device_that_was_slow_for_a_while_is_followed_down_on_a_ring_that_polls() {
+    let reaper = Reaper::new(Reaping::Lazy);
+    let mut times = Times::default();
+    let wake = Costs::get().wake_ns;
+    let seen = |outcome, by_look, now| Seen {
+        outcome,
+        now,
+        by_look,
+        tells: true,
+    };
+    let ends = |times: &mut Times, lazy: Outcome, ns: u64| {
+        let group = reaper.begin_at(times, class(), 0);
+        let (outcome, by_look) = match group.mode {
+            Mode::Lazy => (lazy, matches!(lazy, Outcome::Caught { .. })),
+            _ => (Outcome::Blocked, false),
+        };
+        reaper.ended(times, (class(), 0), seen(outcome, by_look, ns));
+        group.mode == Mode::Lazy
+    };
+    let (short, long) = (20 * wake, 1_000 * wake);
+    (0..SEEN).for_each(|_| times.line(class()).sample(short));
+    let lazy = (0..16).filter(|_| ends(&mut times, Outcome::Caught { spun: 0 }, short));
+    assert_eq!(lazy.count(), 16);
+    for _ in 0..SEEN {
+        ends(&mut times, Outcome::Late { spun: 0 }, long);
+    }
+    assert!(
+        !ends(&mut times, Outcome::Late { spun: 0 }, long),
+        "it is long"
+    );
+    let lazy = (0..100).filter(|_| ends(&mut times, Outcome::Caught { spun: 0 }, short));
+    assert!(lazy.count() > 50);
+}
+
 /// Where looks take completions out the wait goes on for long after what is predicted: then both that polled and that blocked counted as the most
 /// that counts at all, and polling seemed to gain nothing.
 #[test]

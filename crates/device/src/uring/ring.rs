@@ -158,6 +158,19 @@ impl Ring {
         }
     }
 
+    /// Has transfers of a class take so long.
+    #[cfg(test)]
+    pub fn teach(&mut self, class: Class, ns: u64) {
+        for (_, times) in self.timed.iter_mut().flat_map(|timed| &mut timed.devices) {
+            times.teach(class, ns);
+        }
+    }
+
+    #[cfg(test)]
+    pub fn has_queued(&self) -> bool {
+        self.queued > 0
+    }
+
     #[cfg(test)]
     pub fn registered_count(&self) -> usize {
         self.registered.len()
@@ -296,7 +309,7 @@ impl Ring {
         Some((device, reaper.begin_first(times, first, in_flight)))
     }
 
-    /// As [`wait_or`](Ring::wait_or), by the policy of the ring's devices.
+    /// As [`wait_or`](Ring::wait_or), by the policy of the ring's devices. What was pushed is started, also if nothing had to be waited for.
     pub fn wait_first(&mut self, bell: Option<(&Bell, u64)>, patience: Option<Duration>) {
         let Some((device, group)) = self.first() else {
             return self.wait_or(bell, patience);
@@ -314,10 +327,12 @@ impl Ring {
         let (reaper, times) = &mut timed.devices[device];
         timed.seen = Some(reaper.wait_for_first(times, group, &mut first));
         self.timed = Some(timed);
+        // Who looks before he sleeps may have found something that ended since his caller did.
+        self.start();
     }
 
     /// Whether something lies in the completion queue.
-    fn has_completed(&mut self) -> bool {
+    pub fn has_completed(&mut self) -> bool {
         !self.ring.completion().is_empty()
     }
 

@@ -5,7 +5,7 @@
 //! 2. A context has its requests alone, and may be handed from thread to thread. Between calls it holds nothing that
 //!    somebody else waits for but the ranges of writes in flight; and who waits for these lands them himself ([`InFlight`]). So an
 //!    owner who never asks again hurts nobody.
-//! 3. A context that is dropped cancels reads, waits for the rest, and completes nothing; of writes that failed the files know ([`Owed`]).
+//! 3. A context that is dropped cancels reads, waits for the rest, and completes nothing; of writes and syncs that failed the files know ([`Owed`]).
 //! 4. Nothing here waits for a device but `wait` and `drop`, where devices know how to do things meanwhile (io_uring, a pool); but
 //!    beginning a transfer may wait for whoever has the file's inode locked while a part of its mapping is read.
 //! 5. What is in flight, and what became of it, is behind one lock, which the owner has while it is at it, also while it waits, and
@@ -91,8 +91,8 @@ pub struct Completion {
     pub offset: u64,
     /// Bytes read or written.
     pub result: Result<usize, Error>,
-    /// Of a write that failed, or wrote less, until somebody has this.
-    pub(super) owed: Option<Owed>,
+    /// Of a write that failed, or wrote less, and of a sync that told of one, until somebody has this.
+    pub(super) owed: Option<Box<Owed>>,
 }
 
 impl Completion {
@@ -130,7 +130,7 @@ type Callback = Box<dyn FnOnce(&mut IoContext, Completion) + Send>;
 struct Pending {
     user: u64,
     then: Option<Callback>,
-    /// Whose content it writes.
+    /// Whose content it writes, or makes durable.
     writes: Option<(Ino, u64)>,
     /// Of a request in flight, and until it is completed.
     file: Option<Arc<OpenFile>>,
@@ -307,10 +307,17 @@ impl IoContext {
     /// asking for what is done. Who gets the completion may be gone: it is for `then` to hand it over.
     pub(super) fn add(
         &mut self,
+        number: u64,
         request: Request,
         then: impl FnOnce(&mut IoContext, Completion) + Send + 'static,
     ) {
-        self.inner().take(0, request, Some(Box::new(then)));
+        self.inner().take(number, request, Some(Box::new(then)));
+    }
+
+    /// As [`cancel`](Self::cancel), of those that were [added](Self::add) with such numbers.
+    pub(super) fn cancel_added(&mut self, which: impl Fn(u64) -> bool) {
+        self.inner()
+            .cancel(|pending| pending.then.is_some() && which(pending.user));
     }
 
     /// Completes what has ended, without waiting: puts completions behind those in `out`, and calls callbacks. Returns how many
@@ -386,16 +393,8 @@ impl IoContext {
     /// [`Error::Cancelled`]. A write in flight, and what a thread is at, go on.
     /// All reads of a handle: [`FileSystem::close_file`].
     pub fn cancel(&mut self, user: u64) {
-        let mut inner = self.inner();
-        let inner = &mut *inner;
-        for pending in &inner.pending {
-            if pending.user == user
-                && pending.then.is_none()
-                && let Some(flight) = pending.flight
-            {
-                inner.queues.cancel(flight);
-            }
-        }
+        self.inner()
+            .cancel(|pending| pending.then.is_none() && pending.user == user);
     }
 }
 
@@ -407,6 +406,15 @@ impl Inner {
     /// There is something to complete, or to look at, without a wait.
     fn has_news(&self) -> bool {
         !self.done.is_empty() || !self.reads.is_empty()
+    }
+
+    /// Asks for an early end of the reads in flight that are meant.
+    fn cancel(&mut self, which: impl Fn(&Pending) -> bool) {
+        for pending in self.pending.iter().filter(|pending| which(pending)) {
+            if let Some(flight) = pending.flight {
+                self.queues.cancel(flight);
+            }
+        }
     }
 
     fn take_all(&mut self, requests: &mut Vec<(u64, Request)>) -> usize {
@@ -426,10 +434,10 @@ impl Inner {
             Request::Append { .. } | Request::Fsync { .. } => 0,
         };
         pending.writes = match &request {
-            Request::Write { file, .. } | Request::Append { file, .. } => {
-                Some((file.ino(), file.generation()))
-            }
-            Request::Read { .. } | Request::Fsync { .. } => None,
+            Request::Write { file, .. }
+            | Request::Append { file, .. }
+            | Request::Fsync { file, .. } => Some((file.ino(), file.generation())),
+            Request::Read { .. } => None,
         };
         let refused = match request.file().is_closed() {
             true => Some(Error::BadHandle),
@@ -604,7 +612,7 @@ impl Inner {
             Ok(()) if stands => Ok(len),
             Err(error) if stands || is_cancelled(&error) => Err(match is_cancelled(&error) {
                 true => Error::Cancelled,
-                false => engine::Error::from(error).into(),
+                false => engine::Error::from(*error).into(),
             }),
             // Also of an error: the blocks may not be the file's any more.
             _ if file.is_closed() => Err(Error::Cancelled),
@@ -630,7 +638,7 @@ impl Inner {
             };
             pending.flight = None;
             let (buf, result) = (flight.memory, flight.result);
-            let written = writing.land(result.map_err(|error| engine::Error::from(error).into()));
+            let written = writing.land(result.map_err(|error| engine::Error::from(*error).into()));
             let result = written.map(|()| buf.len());
             self.writes.fetch_sub(1, Ordering::Release);
             let file = pending.file.take();
@@ -665,7 +673,7 @@ impl Inner {
                 pool.give(Needs::Wait, move || drop(last));
             }
             let (files, writes) = (&self.files, pending.writes.take());
-            let owed = |of| Owed::new(files, of, &done.result, done.buf.len());
+            let owed = |of| Owed::new(files, of, &done.result, done.buf.len()).map(Box::new);
             let completion = Completion {
                 user: pending.user,
                 owed: writes.and_then(owed),
@@ -693,12 +701,8 @@ impl Inner {
         if std::mem::replace(&mut self.closed, closed) == closed {
             return;
         }
-        for pending in &self.pending {
-            let gone = pending.file.as_ref().is_some_and(|file| file.is_closed());
-            if let Some(flight) = pending.flight.filter(|_| gone) {
-                self.queues.cancel(flight);
-            }
-        }
+        let is_closed = |file: &Arc<OpenFile>| file.is_closed();
+        self.cancel(|pending| pending.file.as_ref().is_some_and(is_closed));
     }
 }
 
@@ -808,11 +812,11 @@ mod tests {
         };
         let mut context = fs.io_context(8).unwrap();
         let (tell, told) = std::sync::mpsc::channel();
-        context.add(read(&file, 0), move |_, done| {
+        context.add(0, read(&file, 0), move |_, done| {
             tell.send(done.result).unwrap();
         });
         let ended = (0..1000).find_map(|_| {
-            context.add(read(&file, 1 << 20), |_, _| {});
+            context.add(0, read(&file, 1 << 20), |_, _| {});
             assert!(context.poll(&mut Vec::new()) > 0, "the end of the file");
             told.try_recv().ok()
         });

@@ -3,8 +3,10 @@
 //! One thread, the *driver*, has a context for all futures of a file system, and wakes whoever waits for one. So a future makes
 //! progress wherever it is polled, however seldom, and may go from task to task.
 //!
-//! 1. A request is sent by the first poll. What was sent is done, whether somebody still waits for it or not: a future that is
-//!    dropped leaves its memory to the driver until the devices have done with it, and of a write that fails then its file knows ([`owed`](super::owed)).
+//! 1. A request is sent by the first poll. A write or a sync that was sent is done, whether somebody still waits for it or not: a future that is
+//!    dropped leaves its memory to the driver until the devices have done with it, and of a write that fails then its file knows ([`owed`](super::owed)). A read for which
+//!    nobody waits any more is withdrawn if it has not begun, and given up if a device does that: who tries again and again, at a device that does
+//!    not answer, has no more in flight, and in memory, than that device has taken.
 //! 2. A result is put into the future's cell before its waker is called, and a waker into the cell before it is looked for a
 //!    result, both under the cell's lock: no wake-up is lost.
 //! 3. A driver that ends, even by a panic, has answered all letters it had, and takes no more. Whoever lets the file system go asks
@@ -78,6 +80,8 @@ impl Drop for Reply {
 
 #[derive(Debug)]
 struct Letter {
+    /// Its own, among those of the driver.
+    number: u64,
     request: Request,
     reply: Reply,
 }
@@ -92,22 +96,46 @@ struct Mail {
 #[derive(Debug, Default)]
 struct Letters {
     unread: VecDeque<Letter>,
+    sent: u64,
+    /// Numbers of reads for which nobody waits any more.
+    given_up: Vec<u64>,
     /// Nobody looks here any more.
     closed: bool,
 }
 
 impl Mail {
-    /// Gives the letter back if nobody would read it.
-    fn send(&self, letter: Letter) -> Result<(), Letter> {
-        {
+    /// Returns the letter's number, or gives it back if nobody would read it.
+    fn send(&self, mut letter: Letter) -> Result<u64, Letter> {
+        let number = {
             let mut mail = self.letters.lock();
             if mail.closed {
                 return Err(letter);
             }
+            mail.sent += 1;
+            letter.number = mail.sent;
             mail.unread.push_back(letter);
-        }
+            mail.sent
+        };
         self.bell.ring();
-        Ok(())
+        Ok(number)
+    }
+
+    /// Nobody waits any more for the read with this number.
+    fn give_up(&self, number: u64) {
+        let unread = {
+            let mut mail = self.letters.lock();
+            if mail.closed {
+                return;
+            }
+            let at = (mail.unread).binary_search_by_key(&number, |letter| letter.number);
+            if at.is_err() {
+                mail.given_up.push(number);
+            }
+            at.ok().and_then(|at| mail.unread.remove(at))
+        };
+        if unread.is_none() {
+            self.bell.ring();
+        }
     }
 }
 
@@ -219,18 +247,27 @@ impl Drop for Closing<'_> {
 
 fn drive(mail: &Mail, mut context: IoContext) {
     let _closing = Closing(mail);
-    let (mut letters, mut completions) = (VecDeque::new(), Vec::new());
+    let (mut letters, mut completions) = (VecDeque::<Letter>::new(), Vec::new());
     loop {
         let rung = mail.bell.rung();
-        let closed = {
+        let (closed, mut given_up) = {
             let mut mail = mail.letters.lock();
             letters.append(&mut mail.unread);
-            mail.closed
+            (mail.closed, std::mem::take(&mut mail.given_up))
         };
+        if !given_up.is_empty() {
+            given_up.sort_unstable();
+            let is_given_up = |number: u64| given_up.binary_search(&number).is_ok();
+            letters.retain(|letter| !is_given_up(letter.number));
+            context.cancel_added(is_given_up);
+        }
         while context.has_room()
-            && let Some(Letter { request, reply }) = letters.pop_front()
+            && let Some(letter) = letters.pop_front()
         {
-            context.add(request, move |_, completion| reply.finish(completion));
+            let Letter { request, reply, .. } = letter;
+            context.add(letter.number, request, move |_, completion| {
+                reply.finish(completion)
+            });
         }
         if context.poll(&mut completions) > 0 {
             continue;
@@ -251,6 +288,8 @@ pub struct IoFuture(Sent);
 struct Sent {
     mail: Result<Arc<Mail>, Error>,
     request: Option<Request>,
+    /// Of a read that was sent: its number.
+    read: Option<u64>,
     cell: Arc<Cell>,
 }
 
@@ -259,6 +298,7 @@ impl Sent {
         Sent {
             mail: fs.driver.mail(fs),
             request: Some(request),
+            read: None,
             cell: Arc::new(Cell(Mutex::new(rank::LEAF, State::Waiting(None)))),
         }
     }
@@ -298,15 +338,25 @@ impl Future for Sent {
             return Poll::Pending;
         };
         let reply = Reply(Some(Arc::clone(&self.cell)));
-        let letter = Letter { request, reply };
+        let reads = matches!(request, Request::Read { .. });
+        let letter = Letter {
+            number: 0,
+            request,
+            reply,
+        };
         let (letter, error) = match &self.mail {
             Ok(mail) => match mail.send(letter) {
-                Ok(()) => return Poll::Pending,
+                Ok(number) => {
+                    self.read = reads.then_some(number);
+                    return Poll::Pending;
+                }
                 Err(letter) => (letter, Error::Cancelled),
             },
             Err(error) => (letter, error.clone()),
         };
-        let Letter { request, mut reply } = letter;
+        let Letter {
+            request, mut reply, ..
+        } = letter;
         reply.0 = None;
         let buf = request.into_buf();
         let before = std::mem::replace(&mut *self.cell.0.lock(), State::Taken);
@@ -318,6 +368,16 @@ impl Future for Sent {
             result: Err(error),
             owed: None,
         })
+    }
+}
+
+/// Invariant 1.
+impl Drop for Sent {
+    fn drop(&mut self) {
+        let before = std::mem::replace(&mut *self.cell.0.lock(), State::Taken);
+        if let (Some(number), Ok(mail), State::Waiting(_)) = (self.read, &self.mail, before) {
+            mail.give_up(number);
+        }
     }
 }
 

@@ -1,7 +1,8 @@
-//! Writes that failed, or found no room for all of it, until somebody is told of it.
+//! Writes that failed, or found no room for all of it, and syncs that tell of such, until somebody is told of it.
 //!
 //! A request that fails is told by its completion. Where that goes to nobody, because its context or its future was dropped, the file has the failure,
-//! as of a write-back that failed: every handle's next fsync reports it, and so does the next sync.
+//! as of a write-back that failed: every handle's next fsync reports it, and so does the next sync. A sync that tells of a failure takes it off the file, for
+//! handles that are opened later: what nobody has heard is a failure again, and may be told twice.
 
 use crate::data::Files;
 use crate::{Error, Ino};
@@ -26,7 +27,7 @@ impl std::fmt::Debug for Owed {
 }
 
 impl Owed {
-    /// Of a write of `len` bytes. `None`: all of it is there, or its owner should not have asked for it.
+    /// Of a write of `len` bytes, or a sync, of none. `None`: all of it is there, or its owner should not have asked for it.
     pub fn new(
         files: &Arc<Files>,
         of: (Ino, u64),
@@ -47,7 +48,7 @@ impl Owed {
         Some(Owed {
             files: Some(Arc::downgrade(files)),
             of,
-            why: format!("a write that nobody waited for: {why}"),
+            why: format!("a request that nobody waited for: {why}"),
         })
     }
 

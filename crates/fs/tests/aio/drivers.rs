@@ -96,6 +96,36 @@ fn a_number_that_is_cancelled_means_no_request_with_a_callback() {
     assert_eq!(good.load(Ordering::SeqCst), 32);
 }
 
+/// Each took a place of the driver, for good; behind those that there are even what needs no device waited, and grew.
+#[test]
+fn reads_that_nobody_waits_for_any_more_keep_nobody_else_waiting() {
+    let mut world = world(5);
+    let fs = world.open();
+    let (fs, ino) = cold(&mut world, fs, b"file", &noise(5, 64 * PAGE));
+    let file = fs.open_file(ino, DIRECT).unwrap();
+    world.devices.iter().for_each(|device| device.stick());
+    let mut task = std::task::Context::from_waker(std::task::Waker::noop());
+    for round in 0..3_000 {
+        let offset = (round % 64) * PAGE as u64;
+        let buf = AlignedBuf::zeroed(PAGE);
+        let mut read = Box::pin(fs.read_future(&file, offset, buf));
+        assert!(read.as_mut().poll(&mut task).is_pending());
+    }
+    let buf = AlignedBuf::zeroed(PAGE);
+    let mut behind = Box::pin(fs.read_future(&file, 1 << 30, buf));
+    let ends = (0..1_000_000).any(|_| {
+        base::thread::yield_now();
+        behind.as_mut().poll(&mut task).is_ready()
+    });
+    world.devices.iter().for_each(|device| device.release());
+    assert!(ends, "a read behind the end of the file");
+    let is_free = (0..1_000_000).any(|_| {
+        base::thread::yield_now();
+        Arc::strong_count(&file) == 1
+    });
+    assert!(is_free, "none has the file any more");
+}
+
 /// The driver slept until the end of what was in flight, where devices say when that is, whatever was sent to it.
 #[test]
 fn a_future_does_not_wait_for_the_end_of_another() {

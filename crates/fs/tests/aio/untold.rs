@@ -90,6 +90,53 @@ fn a_write_that_failed_and_nobody_waited_for_is_told_by_fsync_and_by_sync() {
     assert!(told.1, "a future that is dropped");
 }
 
+/// The failure counted as told, and who opened the file later heard nothing of it.
+#[test]
+fn a_sync_that_failed_and_nobody_waited_for_has_told_nobody() {
+    let by_future = |fs: &Arc<FileSystem>, file: &Arc<OpenFile>| {
+        let mut future = Box::pin(fs.fsync_future(file, false));
+        let mut task = Context::from_waker(Waker::noop());
+        assert!(future.as_mut().poll(&mut task).is_pending());
+    };
+    let by_context = |fs: &Arc<FileSystem>, file: &Arc<OpenFile>| {
+        let mut context = fs.io_context(4).unwrap();
+        let (file, data_only) = (Arc::clone(file), false);
+        let mut requests = vec![(0, Request::Fsync { file, data_only })];
+        assert_eq!(context.submit(&mut requests), 1);
+    };
+    type Asks<'a> = &'a dyn Fn(&Arc<FileSystem>, &Arc<OpenFile>);
+    for (name, asks) in [("future", &by_future as Asks<'_>), ("context", &by_context)] {
+        let world = World::new(2, 64 << 20, 12);
+        let fs = world.open();
+        let file = past(&fs, libc::O_DIRECT);
+        fs.write(&file, 0, &vec![1; 1 << 20]).unwrap();
+        fs.fsync(&file, false).unwrap();
+        let mut context = fs.io_context(4).unwrap();
+        for device in &world.devices {
+            device.fail_writes(Times::Always, None);
+        }
+        let write = request(&file, AlignedBuf::from_slice(&[7; LEN]));
+        assert_eq!(context.submit(&mut vec![(0, write)]), 1);
+        drop(context);
+        for device in &world.devices {
+            device.heal();
+        }
+        asks(&fs, &file);
+        let ino = file.ino();
+        while Arc::strong_count(&file) > 1 {
+            base::thread::yield_now();
+        }
+        drop(file);
+        let fresh = fs.open_file(ino, libc::O_RDWR).unwrap();
+        // A thread may still be about to let the completion go.
+        let told = (0..LOOKS).any(|_| {
+            base::thread::yield_now();
+            fs.fsync(&fresh, false).is_err()
+        });
+        assert!(told, "{name}");
+    }
+}
+
 #[test]
 fn whoever_is_told_by_a_completion_is_told_once() {
     let told = fails(|fs, file, buf| {

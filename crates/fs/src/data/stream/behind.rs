@@ -62,7 +62,7 @@ struct Piece {
     taken: usize,
     /// `None`: the devices have it.
     memory: Option<AlignedBuf>,
-    result: Option<Result<(), device::Error>>,
+    result: Option<Result<(), Box<device::Error>>>,
 }
 
 /// A piece that is to go through the cache.
@@ -590,7 +590,7 @@ impl Files {
             true => Ok(()),
             false => match &piece.result {
                 Some(Ok(())) => Ok(()),
-                Some(Err(error)) => Err(engine::Error::from(error.clone()).into()),
+                Some(Err(error)) => Err(engine::Error::from((**error).clone()).into()),
                 None => Err(Error::Invalid("a piece ends that has not landed")),
             },
         };
