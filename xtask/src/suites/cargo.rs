@@ -9,7 +9,8 @@ use crate::exclusions::Exclusions;
 use crate::report::Suite;
 use crate::{Fallible, process};
 
-const LIMIT: Duration = Duration::from_secs(900);
+/// Two to three times what the longest of these takes on two quiet CPUs: a hang is ended, a slow machine is not.
+const LIMIT: Duration = Duration::from_secs(1800);
 
 fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new("cargo");
