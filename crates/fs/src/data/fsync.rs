@@ -27,6 +27,9 @@ pub(super) const FLUSH_FAILED: &str = "a flush failed after it was written";
 const HINTS_MAX: usize = 1024;
 /// States beyond which one that only an access time keeps is settled at close.
 const STATES_MANY: usize = 4096;
+/// More than one part in so many of the cache that is dirty goes home before its time; of files that are open and being replaced, one in so many.
+const CROWDED_SHARE: usize = 4;
+const REPLACED_SHARE: usize = 2;
 
 /// A sync that is running.
 pub(super) struct Syncing<'a> {
@@ -504,11 +507,12 @@ impl Files {
             false if self.options.pre_clean => self.clean_now(),
             false => {}
         }
-        let crowded = self.unwritten() > self.pages.capacity() / 4;
+        let unwritten = self.unwritten();
+        let crowded = |share: usize| unwritten > self.pages.capacity() / share;
         let (mut due, mut old) = (Vec::new(), Vec::new());
         self.table.each_state(|state| {
             let since = self.pages.dirty_since(state.key);
-            if self.write_back_due(state, since, crowded, now_ns) {
+            if self.write_back_due(state, since, &crowded, now_ns) {
                 match self.is_swept(state) {
                     true => self.cleaning.sweep(state.key, now_ns),
                     false => due.push(state.ino()),
@@ -587,7 +591,7 @@ impl Files {
         &self,
         state: &Arc<FileState>,
         dirty_since: Option<u64>,
-        crowded: bool,
+        crowded: &dyn Fn(usize) -> bool,
         now_ns: u64,
     ) -> bool {
         let age = ns_of(self.options.write_back_age);
@@ -598,12 +602,12 @@ impl Files {
             (meta.replaced, resized, meta.ahead_since_ns)
         };
         let old = |since: u64, age: u64| now_ns.saturating_sub(since) >= age;
-        if replaced && self.table.is_open(state.ino()) && !crowded {
+        if replaced && self.table.is_open(state.ino()) && !crowded(REPLACED_SHARE) {
             // The new content is still being written: log it in one piece if it ends soon.
             return ahead_since.is_some_and(|since| old(since, settle));
         }
         match dirty_since {
-            Some(since) => crowded || old(since, age),
+            Some(since) => crowded(CROWDED_SHARE) || old(since, age),
             None => (resized || replaced) && ahead_since.is_some_and(|since| old(since, age)),
         }
     }
@@ -678,7 +682,8 @@ impl Files {
 
     /// A handle of a file has gone that could not be written. If it was the last one, tries once more, and then drops what
     /// cannot be written, so that the file is what its inode says: the failure stays latched, and is reported by the next
-    /// handle's fsync if by nobody before. What a new handle writes is not dropped.
+    /// handle's fsync if by nobody before. What a new handle writes is not dropped. Once the store has failed nothing is: nothing can be written any more, and
+    /// all that was done can be read until the unmount.
     pub(super) fn settle_failed(&self, mine: &Arc<FileState>) {
         let ino = mine.ino();
         // Deleted meanwhile, its pages with it; or it is as its inode says.
@@ -689,7 +694,9 @@ impl Files {
             return;
         }
         let _exclusive = self.lock_alone(&state);
-        if self.table.is_open(ino) || self.flush_locked(&state).is_ok() {
+        let may_drop = !self.table.is_open(ino) && self.store.failed().is_none();
+        // To try may be what makes the store fail.
+        if !may_drop || self.flush_locked(&state).is_ok() || self.store.failed().is_some() {
             return;
         }
         {

@@ -58,6 +58,30 @@ fn data_that_cannot_be_written_is_given_up_at_the_last_close_and_not_silently() 
     m.files.fsync(&m.open(ino), false).unwrap();
 }
 
+/// Who only looked at it was the last to close it, and took it along.
+#[test]
+fn what_was_done_can_be_read_again_and_again_once_the_store_has_failed() {
+    let world = World::new(28, 64, 64);
+    let m = world.mount();
+    let (ino, written) = (m.make(), pattern(1, 20_000));
+    m.commit_more();
+    let file = m.open(ino);
+    m.write(&file, 0, &written);
+    for device in &world.devices {
+        device.fail_writes(Strikes::Always, None);
+    }
+    assert!(m.files.fsync(&file, false).is_err());
+    assert!(m.store.failed().is_some());
+    for device in &world.devices {
+        device.heal();
+    }
+    drop(file);
+    for _ in 0..3 {
+        assert_eq!(m.contents(ino), written);
+        assert!(m.files.fsync(&m.open(ino), false).is_err());
+    }
+}
+
 #[test]
 fn a_failed_flush_is_latched_on_the_files_it_concerns() {
     let world = World::new(22, 64, 64);

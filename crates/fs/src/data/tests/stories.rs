@@ -706,3 +706,29 @@ fn who_only_looks_under_the_lock_writes_nothing_that_others_see() {
     lock.lock().dead = true;
     assert!(lock.size() == 5 && lock.is_dead());
 }
+
+/// Its new content is half there: it went home once a quarter of the cache was dirty, by whomever.
+#[test]
+fn an_open_file_that_is_being_replaced_goes_home_when_half_of_the_cache_is_dirty_and_not_before() {
+    let world = World::new(71, 64, 256);
+    let m = world.mount();
+    let (ino, other) = (m.make(), m.make());
+    let (file, noise) = (m.open(ino), m.open(other));
+    m.write(&file, 0, &pattern(1, 20 * BLOCK_SIZE));
+    m.files.write_back_all().unwrap();
+    m.files.truncate(ino, 0).unwrap();
+    m.write(&file, 0, &pattern(2, 10 * BLOCK_SIZE));
+    let is_replaced = || file.state.meta.lock().replaced;
+    m.write(&noise, 0, &pattern(3, 80 * BLOCK_SIZE));
+    m.files.tick().unwrap();
+    assert!(is_replaced(), "a third is dirty");
+    // The tick has written that back.
+    m.write(&noise, 0, &pattern(4, 100 * BLOCK_SIZE));
+    m.write(
+        &noise,
+        100 * BLOCK_SIZE as u64,
+        &pattern(5, 40 * BLOCK_SIZE),
+    );
+    m.files.tick().unwrap();
+    assert!(!is_replaced(), "more than half of it");
+}
