@@ -642,8 +642,12 @@ impl Files {
         outcome
     }
 
+    /// Times of what is not in the inode yet go with that: the old content, or size, would be under a time that it never had.
     fn times_old(&self, state: &Arc<FileState>, now_ns: u64) -> bool {
         let meta = state.meta.lock();
+        if meta.replaced || meta.size != meta.logged_size {
+            return false;
+        }
         let content = meta.times.mtime.is_some() || meta.times.ctime.is_some();
         if content && planted(Canary::TimesNotPersisted) {
             return false;
@@ -709,7 +713,7 @@ impl Files {
         {
             let mut meta = state.meta.lock();
             meta.size = meta.logged_size;
-            meta.replaced = false;
+            meta.end_replacement();
         }
         // Whoever looked at what is given up sees by its times that it is gone.
         self.note_ahead(&state);

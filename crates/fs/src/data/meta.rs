@@ -128,6 +128,24 @@ impl Meta {
         self.ahead_since_ns.get_or_insert(now_ns);
     }
 
+    /// The content is being rewritten from nothing from now on, whatever else has been ahead for longer: the old one stays that long.
+    pub fn begin_replacement(&mut self, now_ns: u64) {
+        (self.replaced, self.keep_extents) = (true, false);
+        self.ahead_since_ns = Some(now_ns);
+    }
+
+    /// The new content is in the place of the old one, or given up.
+    pub fn end_replacement(&mut self) {
+        self.replaced = false;
+        self.settle_ahead();
+    }
+
+    fn settle_ahead(&mut self) {
+        if !self.is_ahead() {
+            self.ahead_since_ns = None;
+        }
+    }
+
     /// Content changed at `now`, if no later change came first.
     fn touch(&mut self, now: Timestamp, now_ns: u64) {
         if self.stamped.is_some_and(|stamped| stamped >= now) {
@@ -176,9 +194,7 @@ impl Meta {
         settle(&mut self.times.atime, logged.atime);
         settle(&mut self.times.mtime, logged.mtime);
         settle(&mut self.times.ctime, logged.ctime);
-        if !self.is_ahead() {
-            self.ahead_since_ns = None;
-        }
+        self.settle_ahead();
     }
 
     pub fn fail(&mut self, why: String) {

@@ -142,8 +142,7 @@ impl Files {
         let worth_it = worth_it && !in_the_way();
         let mut meta = state.meta.lock();
         if worth_it {
-            meta.replaced = true;
-            meta.keep_extents = false;
+            meta.begin_replacement(self.now_ns());
         }
         Ok(worth_it)
     }

@@ -564,7 +564,14 @@ impl Files {
     ) -> Result<(), Error> {
         let (offset, end) = (*at, *at + data.len() as u64);
         let pages = pages_of(offset..end);
-        self.leave_inline(state, end)?;
+        match self.leave_inline(state, end) {
+            // It may hold these bytes, more than new content gets there.
+            Err(Error::NoSpace) if self.write_through(state, offset, data)? => {
+                *at = end;
+                return Ok(());
+            }
+            done => done?,
+        }
         let holes = self.holes(state, pages.clone())?;
         // Held apart from the file's promise until the pages are dirty: a write-back in
         // between gives back what no dirty page needs.

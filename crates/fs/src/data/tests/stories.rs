@@ -732,3 +732,65 @@ fn an_open_file_that_is_being_replaced_goes_home_when_half_of_the_cache_is_dirty
     m.files.tick().unwrap();
     assert!(!is_replaced(), "more than half of it");
 }
+
+/// That of an earlier rewrite, through the same handle, counted on: the next one went home in its middle, over the old content.
+#[test]
+fn each_replacement_has_its_own_time() {
+    let world = World::new(72, 64, 256);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    m.write(&file, 0, &pattern(1, 20 * BLOCK_SIZE));
+    m.files.write_back_all().unwrap();
+    for round in 0..3 {
+        m.files.truncate(ino, 0).unwrap();
+        m.write(&file, 0, &pattern(2 + round, 10 * BLOCK_SIZE));
+        m.files.fsync(&file, false).unwrap();
+        world.clock.advance(Duration::from_secs(26));
+        m.files.tick().unwrap();
+        m.files.truncate(ino, 0).unwrap();
+        m.write(&file, 0, &pattern(7, 5 * BLOCK_SIZE));
+        m.files.tick().unwrap();
+        assert!(file.state.meta.lock().replaced, "round {round}");
+        world.clock.advance(Duration::from_secs(26));
+        m.files.tick().unwrap();
+        assert!(!file.state.meta.lock().replaced, "round {round}");
+    }
+}
+
+/// The old content was under the time of the new one, which a crash had taken: `make` would take it for that.
+#[test]
+fn a_time_is_not_logged_before_the_content_that_it_is_of() {
+    for grows in [false, true] {
+        let mut world = World::new(73, 64, 256);
+        let m = world.mount();
+        let ino = m.make();
+        let file = m.open(ino);
+        m.write(&file, 0, &pattern(1, 20 * BLOCK_SIZE));
+        m.files.fsync(&file, false).unwrap();
+        m.store.sync().unwrap();
+        let before = m.inode(ino).mtime;
+        world.clock.advance(Duration::from_secs(1));
+        match grows {
+            true => m.write(&file, 20 * BLOCK_SIZE as u64, &pattern(2, 5_000)),
+            false => {
+                m.files.truncate(ino, 0).unwrap();
+                m.write(&file, 0, &pattern(2, 5_000));
+            }
+        }
+        drop(file);
+        world.clock.advance(Duration::from_secs(2));
+        m.files.tick().unwrap();
+        m.store.sync().unwrap();
+        let logged = m.inode(ino);
+        assert_eq!(
+            (logged.size, logged.mtime),
+            (20 * BLOCK_SIZE as u64, before)
+        );
+        drop(m);
+        world.restart(&mut Rng::new(1));
+        let m = world.mount();
+        assert_eq!(m.inode(ino).mtime, before);
+        assert_eq!(m.contents(ino), pattern(1, 20 * BLOCK_SIZE));
+    }
+}

@@ -66,7 +66,7 @@ impl Files {
             ..AttrChange::default()
         };
         self.commit_attrs(state, op, slot, attrs, Some(size));
-        state.meta.lock().replaced = false;
+        state.meta.lock().end_replacement();
         Ok(())
     }
 
@@ -126,7 +126,7 @@ impl Files {
         }
         plan.apply(&mut op);
         self.commit_attrs(state, op, slot, attrs, Some(size));
-        state.meta.lock().replaced = false;
+        state.meta.lock().end_replacement();
         self.complete_pages(state, pages, &stamps);
         Ok(())
     }
