@@ -3,7 +3,7 @@
 //! It says what [`Store::open`](crate::Store::open) would find before it replays. Damage of nodes, of pages of the table, or of what records in the journal say is not
 //! looked for: that is a check's work. Of an array that somebody writes to it says nothing that holds.
 
-use crate::batches::read_run;
+use crate::batches::{in_doubt, read_run};
 use crate::error::Error;
 use crate::recovery::{RecoveryReport, newest_record, older, outdated_text};
 use device::Array;
@@ -60,8 +60,9 @@ pub fn standing(array: &Array) -> Result<Standing, Error> {
     standing.batches = run.end.sequence - run.start.sequence;
     standing.bytes = run.end.position - run.start.position;
     let loss = run.loss.map(|damage| damage.to_string());
+    let doubt = run.doubt.as_ref().map(in_doubt);
     let unread = run.unread.first().map(|unread| unread.to_string());
-    standing.refused = loss.or(unread);
+    standing.refused = loss.or(doubt).or(unread);
     Ok(standing)
 }
 

@@ -139,6 +139,22 @@ fn a_batch_that_is_not_returned_is_neither_there_nor_not_there() {
     }
 }
 
+/// A look said that the next mount replays, which was refused.
+#[test]
+fn a_look_tells_of_a_sector_at_the_runs_end() {
+    let world = cut_after_syncs(87, 4);
+    let refused = |world: &World| engine::standing(&world.array()).unwrap().refused;
+    assert_eq!(refused(&world), None);
+    let (last, _) = *batches(&world).last().unwrap();
+    fail(&world, end_of(&world, last));
+    assert!(matches!(world.open(), Err(Error::Unread(_))));
+    let told = refused(&world).unwrap_or_default();
+    assert!(told.contains("cannot be read"), "{told:?}");
+    world.devices[0].heal();
+    assert_eq!(refused(&world), None);
+    world.open().unwrap().close().unwrap();
+}
+
 /// Nothing lies there that anybody was told of: while a batch is on its way none behind it counts.
 #[test]
 fn behind_the_end_of_the_run_a_sector_says_nothing() {
