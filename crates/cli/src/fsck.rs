@@ -357,19 +357,22 @@ pub fn open(paths: &[PathBuf]) -> Result<Arc<Array>, Failure> {
     devices::open(paths, access)
 }
 
-/// All devices are there, and what is on them opens.
+/// All devices are there, and what is on them opens, also for writing, as far as that can be told without.
 fn quick(paths: &[PathBuf]) -> Outcome {
     let array = open(paths)?;
     match FileSystem::open(Arc::clone(&array), FsOptions::default().read_only()) {
         Ok(fs) => {
-            // A mount that may write refuses that.
-            let unread = fs.store().unread();
+            // A mount that may write refuses both.
+            let unread = fs.store().unread().map(|unread| {
+                format!("{unread}; `sheaf fsck` names what is concerned, `sheaf fsck --repair` keeps files as they are and goes on without the rest")
+            });
+            let unreplayed = fs.store().unreplayed().map(|why| {
+                format!("the journal cannot be replayed: {why}; `sheaf fsck` names what is concerned, `sheaf fsck --repair` corrects what can be corrected")
+            });
             fs.close()?;
-            match unread {
+            match unread.or(unreplayed) {
                 None => Ok(CLEAN),
-                Some(unread) => Err(Failure::damaged(format!(
-                    "{unread}; `sheaf fsck` names what is concerned, `sheaf fsck --repair` keeps files as they are and goes on without the rest"
-                ))),
+                Some(why) => Err(Failure::damaged(why)),
             }
         }
         Err(error @ (fs::Error::Damage(_) | fs::Error::Damaged { .. })) => {

@@ -328,6 +328,12 @@ impl<C: Content> Store<C> {
         doubt.or_else(|| self.unread.first().map(ToString::to_string))
     }
 
+    /// Says of a node that the journal cannot be replayed on why that is, if there is one: only a store that is open read-only may have any.
+    pub fn unreplayed(&self) -> Option<String> {
+        let first = self.unreplayed.iter().next();
+        first.map(|(nid, damage)| Error::node(Nid(*nid), damage.clone()).to_string())
+    }
+
     /// Whether the journal has something that could not be replayed, or may be read wrong: only a store that is open read-only
     /// may have, and what it has replayed goes to no device before a repair.
     pub fn is_partly_replayed(&self) -> bool {

@@ -4,13 +4,15 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
+use ::fs::{Caller, ROOT};
 use format::inode::{KIND_BUCKET, KIND_INODE};
 use format::item::{self, ITEM_ALIGN, ITEM_MAX, ItemHeader, ItemKind};
 use format::label::Label;
 use format::{BLOCK_SIZE, U64};
 use zerocopy::IntoBytes;
 
-use crate::{Array, OPERATIONAL, Ran, UNCORRECTED, sheaf};
+use crate::states::open;
+use crate::{Array, CORRECTED, OPERATIONAL, Ran, UNCORRECTED, sheaf};
 
 /// Enough for a folder of many leaves.
 const FILES: usize = 1300;
@@ -249,4 +251,34 @@ fn what_does_not_open_is_promised_no_mount() {
         .exits(UNCORRECTED)
         .says("fatal: ")
         .says_not("next mount");
+}
+
+/// At system start all was well, and then every mount that may write was refused.
+#[test]
+fn a_quick_check_tells_what_the_journal_cannot_be_replayed_on() {
+    let array = Array::made(1);
+    let who = Caller::root();
+    let fs = open(&array);
+    let folder = fs.mkdir(&who, ROOT, b"folder", 0o755).unwrap().ino;
+    fs.close().unwrap();
+    drop(fs);
+    let fs = open(&array);
+    fs.mkdir(&who, folder, b"inner", 0o755).unwrap();
+    fs.sync().unwrap();
+    // As a crash leaves it.
+    drop(fs);
+    let quick = || sheaf(&["fsck", "--quick"], &[], &array.images);
+    quick().succeeds();
+    flip(&array, 1, |kind, nid, _| {
+        kind == KIND_INODE && nid == folder.0
+    });
+    on(&array, "rm", &["/none"])
+        .exits(OPERATIONAL)
+        .says(&format!("node {folder}"));
+    quick()
+        .exits(UNCORRECTED)
+        .says(&format!("node {folder}"))
+        .says("--repair");
+    sheaf(&["fsck", "--repair"], &[], &array.images).exits(CORRECTED);
+    quick().succeeds();
 }

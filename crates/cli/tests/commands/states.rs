@@ -18,7 +18,7 @@ fn state(array: &Array) -> serde_json::Value {
     info(array, &["--json"]).succeeds().json()["state"].clone()
 }
 
-fn open(array: &Array) -> Arc<FileSystem> {
+pub fn open(array: &Array) -> Arc<FileSystem> {
     let devices = open_devices(&array.images, &OpenOptions::default()).unwrap();
     let devices = ::fs::Array::assemble(devices, false).unwrap();
     FileSystem::open(Arc::new(devices), FsOptions::default()).unwrap()
