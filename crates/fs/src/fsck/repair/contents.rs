@@ -4,6 +4,7 @@ use super::super::contents::{data_end, is_orphan_directory};
 use super::super::state::OWNED;
 use super::ActionKind;
 use super::collect::Collected;
+use super::names::LOOKS_MAX;
 use super::rounds::Round;
 use crate::Error;
 use crate::acl::{ACCESS, Acl, DEFAULT};
@@ -209,7 +210,7 @@ impl Round<'_> {
         let mut first = None;
         while let Some(nid) = todo.pop() {
             looks += 1;
-            if looks > 1000 {
+            if looks > LOOKS_MAX {
                 break;
             }
             if !self

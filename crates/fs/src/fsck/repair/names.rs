@@ -17,6 +17,9 @@ use format::dir::COLLISION_BITS;
 use format::item::PAYLOAD_MAX;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
+/// Nodes that are looked at to tell what a tree is of: a forged one may have no end.
+pub(super) const LOOKS_MAX: usize = 1000;
+
 impl Round<'_> {
     /// Gathers a directory's names, removes those that name nothing, and puts them in order.
     pub fn mend_directory(&mut self, dir: Nid, inode: &mut Inode) -> Result<(), Error> {
@@ -205,11 +208,12 @@ impl Round<'_> {
         })
     }
 
-    /// A node that two inodes refer to belongs to the one whose tree adds up with it.
-    pub fn settle_contested(&mut self) -> Result<(), Error> {
+    /// A node that two inodes refer to belongs to the one whose tree adds up with it. Returns those that have lost one by that.
+    pub fn settle_contested(&mut self) -> Result<BTreeSet<Nid>, Error> {
         let contested: BTreeSet<(Nid, Nid)> = self.check.contested.lock().clone();
         // Two trees may have all their nodes in common.
         let mut known = BTreeMap::new();
+        let (mut losers, mut winners) = (BTreeSet::new(), BTreeSet::new());
         for (node, second) in contested {
             let Some(facts) = self.facts(node).filter(|facts| facts.is(OWNED)) else {
                 continue;
@@ -230,9 +234,15 @@ impl Round<'_> {
             let others = !adds_up(first)? && adds_up(second)?;
             if others || !self.may_have(first, node)? {
                 self.check.inodes.set_above(node, second);
+                losers.insert(first);
+                winners.insert(second);
             }
         }
-        Ok(())
+        // Each of the others has lost one to one of these, and lets go of it in the next round.
+        match losers.is_subset(&winners) {
+            true => Ok(losers),
+            false => Ok(&losers - &winners),
+        }
     }
 
     /// Whether a node can be an inode's, by the kinds of both.
@@ -240,11 +250,25 @@ impl Round<'_> {
         let Some(FsNode::Inode(inode)) = self.load(nid)? else {
             return Ok(false);
         };
-        Ok(match self.load(node)? {
-            Some(FsNode::Bucket(_)) => inode.is_dir(),
-            Some(FsNode::Extents(_)) => inode.is_file(),
-            _ => true,
-        })
+        let kind = self.kind_below(node)?;
+        Ok(kind.is_none_or(|kind| kind == inode.kind()))
+    }
+
+    /// Which kind of inode has a node, by the first leaf that is there of those below it; `None`: any can.
+    fn kind_below(&self, node: Nid) -> Result<Option<u32>, Error> {
+        let mut todo = vec![node];
+        for _ in 0..LOOKS_MAX {
+            let Some(nid) = todo.pop() else {
+                return Ok(None);
+            };
+            match self.load(nid)? {
+                Some(FsNode::Bucket(_)) => return Ok(Some(libc::S_IFDIR)),
+                Some(FsNode::Extents(_)) => return Ok(Some(libc::S_IFREG)),
+                Some(FsNode::Index(list)) => todo.extend(list.iter().rev().map(|c| c.nid)),
+                _ => {}
+            }
+        }
+        Ok(None)
     }
 
     /// Whether an inode's tree is sound, and as large as the inode says.

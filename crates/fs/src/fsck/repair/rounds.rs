@@ -240,7 +240,15 @@ impl Round<'_> {
 
     fn structure(&mut self) -> Result<(), Error> {
         self.required()?;
-        self.settle_contested()?;
+        // What is below a node that has gone to another is by this check its former owner's still. The next one tells whose it is, once that owner
+        // has let go of the node.
+        let losers = self.settle_contested()?;
+        for nid in &losers {
+            self.mend_inode(*nid)?;
+        }
+        if !losers.is_empty() && self.changed {
+            return Ok(());
+        }
         let mut inodes: Vec<Nid> = self
             .nids
             .iter()

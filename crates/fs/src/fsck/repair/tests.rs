@@ -6,6 +6,7 @@ use crate::api::{Caller, ROOT};
 use crate::content::{AttrChange, Body, Delta, FileExtent, FsNode};
 use engine::Need;
 use format::item::{self, ItemKind};
+use std::collections::HashSet;
 
 fn bytes_of(world: &World, path: &str) -> Vec<u8> {
     world.change(|fs| {
@@ -571,4 +572,83 @@ fn two_files_that_share_much_are_told_apart() {
     assert_eq!(report.outcome, Outcome::Repaired, "{:#?}", report);
     assert_eq!(world.fsck().findings, []);
     assert_eq!(bytes_of(&world, "/file"), [1; 40_000]);
+}
+
+const LARGE: usize = 20_000;
+
+/// A directory of so many names that index nodes lie above its buckets, made after `/before`.
+fn large_directory() -> (World, Nid) {
+    let world = World::new();
+    let large = world.change(|fs| {
+        let who = Caller::root();
+        fs.mkdir(&who, ROOT, b"before", 0o755).unwrap();
+        let large = fs.mkdir(&who, ROOT, b"large", 0o755).unwrap().ino;
+        for i in 0..LARGE {
+            let name = format!("name {i}");
+            let made = fs.mknod(&who, large, name.as_bytes(), libc::S_IFREG | 0o644, 0);
+            fs.forget(made.unwrap().ino, 1);
+        }
+        large
+    });
+    assert_eq!(tree(&world, large).depth, 1);
+    (world, large)
+}
+
+/// Gives an inode with a lower number the first index node of a directory.
+fn claim_index(world: &World, path: &str, large: Nid) {
+    let nid = world.ino(path);
+    assert!(nid < large);
+    let mut root = tree(world, large);
+    root.children.truncate(1);
+    world.edit(vec![(nid, Delta::Body(Body::Tree(root)))]);
+}
+
+fn names_in(world: &World, path: &str) -> usize {
+    world.change(|fs| {
+        let ino = fs.resolve(path.as_bytes()).unwrap().ino;
+        let mut names = HashSet::new();
+        fs.readdir(ino, 0, &mut |entry| {
+            if !entry.name.starts_with(b".") {
+                names.insert(entry.name.to_vec());
+            }
+            true
+        })
+        .unwrap();
+        names.len()
+    })
+}
+
+/// It got its index node back and nothing below: all names there were lost, and the files came to `/lost+found`.
+#[test]
+fn a_directory_whose_index_node_an_old_one_claims_keeps_its_names() {
+    let (world, large) = large_directory();
+    claim_index(&world, "/before", large);
+    let report = repair(&world.array(false), &RepairOptions::default(), &|_| {}).unwrap();
+    assert_eq!(report.outcome, Outcome::Repaired, "{:#?}", report.actions);
+    assert_eq!(world.fsck().findings, []);
+    let told = actions(&report, ActionKind::Name, "/large");
+    assert_eq!(told, Vec::<String>::new());
+    assert_eq!(names_in(&world, "/large"), LARGE);
+    assert_eq!(names_in(&world, "/before"), 0);
+}
+
+/// The file had it, since the directory did not add up for another reason.
+#[test]
+fn a_damaged_directory_keeps_an_index_node_that_a_file_claims_too() {
+    let (world, large) = large_directory();
+    claim_index(&world, "/file", large);
+    let last = tree(&world, large).children.pop().unwrap();
+    let bucket = world.change(|fs| {
+        let node = fs.store().get(last.nid).unwrap().read().unwrap();
+        node.index().unwrap().last().unwrap().nid
+    });
+    break_node(&world, bucket);
+    let report = repair(&world.array(false), &RepairOptions::default(), &|_| {}).unwrap();
+    assert_eq!(report.outcome, Outcome::Repaired, "{:#?}", report.actions);
+    assert_eq!(world.fsck().findings, []);
+    let told = actions(&report, ActionKind::Name, "/large");
+    assert_eq!(told.len(), 1, "{told:#?}");
+    let (left, found) = (names_in(&world, "/large"), names_in(&world, "/lost+found"));
+    assert_eq!(left + found, LARGE);
+    assert!((1..200).contains(&found), "{found}");
 }
