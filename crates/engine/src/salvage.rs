@@ -14,7 +14,8 @@
 //! 2. The node table. Pages whose pointer is lost are found by a scan ([`scan`]): the newest copy of each, which may be an
 //!    older state of what is lost, unless the lost page can be made anew of them ([`anew`]). Of a lost
 //!    leaf page, its nodes are found: the newest image of each, unless an old copy of the page knows of
-//!    a later state or deletion.
+//!    a later state or deletion. Without a segment table the scan reads what metadata has left behind in chunks that became
+//!    data, too (`docs/decisions/0038`): a page there is not the last one, and an image is taken from there into memory, so that the chunk stays data.
 //! 3. Replay in memory. Of a node that the journal creates or deletes, what precedes the last time that it does is not
 //!    needed: neither an image, which may have rotted, nor, where a page of the table is lost, its version. Any other node
 //!    that replay cannot bring up to date is dropped, because an older state of it may refer to what has another owner since.
@@ -70,10 +71,11 @@ use device::{AlignedBuf, Array};
 use format::checkpoint::CheckpointRecord;
 use format::item::{ITEM_MAX, Place};
 use format::journal::{Action, DataSum, parse_records};
-use format::table::{LEAF_NIDS, MAP_REGIONS, REGION_LEAVES, SPACE_MAP_FIRST};
+use format::table::{LEAF_NIDS, MAP_REGIONS, REGION_LEAVES, SPACE_MAP_FIRST, space_map_nid};
 use format::{BLOCK_SIZE, Block, COUNTER_MAX, Damage, Nid, U64};
 use scan::{Scan, Wanted};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -120,6 +122,16 @@ struct Rebuilt {
     leaves: Vec<u64>,
     /// Nodes of theirs of which only older states were found, and what tells.
     stale: Vec<(Nid, String)>,
+    /// Chunks of data, where all chunks were read: what metadata has left behind there was found, too. It lies there until data is written over it.
+    data: BTreeSet<u32>,
+}
+
+impl Rebuilt {
+    fn is_data<C: Content>(&self, store: &Store<C>, place: Place) -> bool {
+        let block = Block(place.byte / BLOCK_SIZE as u64);
+        let chunk = store.array.geometry().chunk_of(block);
+        chunk.is_some_and(|(chunk, _)| self.data.contains(&chunk))
+    }
 }
 
 /// What there is to start from.
@@ -183,11 +195,18 @@ impl<C: Content> Salvage<C> {
             kept_chunks: base.vouched_chunks(array),
             map_versions: BTreeMap::new(),
         };
-        let rebuilt = match lost.is_empty() && base.record.is_some() {
+        let mut rebuilt = match lost.is_empty() && base.record.is_some() {
             true => Rebuilt::default(),
             false => salvage.rebuild_table(&base, lost, space.as_ref())?,
         };
         salvage.replay(&std::mem::take(&mut base.batches), &rebuilt.leaves)?;
+        if base.record.is_some() && space.is_none() {
+            // Since the last checkpoint some more have become such.
+            let maps = salvage.map_versions.keys();
+            rebuilt
+                .data
+                .extend(maps.map(|nid| (nid - SPACE_MAP_FIRST) as u32));
+        }
         salvage.load_rebuilt(rebuilt)?;
         salvage.drop_damaged()?;
         salvage.count(space, base.run.loss.is_some())?;
@@ -223,7 +242,9 @@ impl<C: Content> Salvage<C> {
         let all = base.record.is_none();
         let limit = base.record.map_or(u64::MAX, |r| r.sequence.get());
         let wanted = Wanted { all, lost: &lost };
-        let scan = Scan::run(&self.store, space.map(|s| &s.live), limit, &wanted)?;
+        let known = self.data_chunks(|leaf| !wanted.leaf(leaf))?;
+        let live = space.map(|s| &s.live);
+        let scan = Scan::run(&self.store, live, &known, limit, &wanted)?;
         if all && scan.leaves.is_empty() && scan.images.is_empty() {
             let what = "no checkpoint record, and no metadata on the devices";
             return Err(Error::Damaged(Damage::new("checkpoint", what)).into());
@@ -237,36 +258,73 @@ impl<C: Content> Salvage<C> {
         }
         self.restore_maps(&scan, &mut lost)?;
         self.restore_regions(&scan, &mut lost)?;
+        let mut rebuilt = Rebuilt::default();
         let wanted = Wanted { all, lost: &lost };
-        let mut leaves: BTreeSet<u64> = lost.leaves.keys().copied().collect();
+        // Those of space maps come first: they tell which chunks hold data.
+        let maps = SPACE_MAP_FIRST / LEAF_NIDS;
+        self.rebuild_leaves(&wanted, &scan, maps..u64::MAX, &mut rebuilt)?;
+        if space.is_none() {
+            rebuilt.data = self.data_chunks(|_| true)?;
+        }
+        self.rebuild_leaves(&wanted, &scan, 0..maps, &mut rebuilt)?;
+        rebuilt.leaves.sort_unstable();
+        Ok(rebuilt)
+    }
+
+    /// Leaf pages with these numbers: those that were found and are the last ones, and those that are put together from nodes.
+    fn rebuild_leaves(
+        &mut self,
+        wanted: &Wanted<'_>,
+        scan: &Scan,
+        ids: Range<u64>,
+        rebuilt: &mut Rebuilt,
+    ) -> Result<(), SalvageError> {
+        let lost = wanted.lost;
+        let mut leaves: BTreeSet<u64> = lost.leaves.range(ids.clone()).map(|(id, _)| *id).collect();
         let found = scan.images.keys().map(|nid| nid / LEAF_NIDS);
-        leaves.extend(found.filter(|leaf| wanted.leaf(*leaf)));
-        for (id, leaf) in &scan.leaves {
-            let free = (all || lost.hides_pointer(*id)) && !lost.leaves.contains_key(id);
-            if free && !scan.is_outdated(*id) {
-                self.store.table.restore_leaf(*id, leaf.found.pointer)?;
-                leaves.remove(id);
+        leaves.extend(found.filter(|leaf| ids.contains(leaf) && wanted.leaf(*leaf)));
+        for (id, leaf) in scan.leaves.range(ids) {
+            let free = (wanted.all || lost.hides_pointer(*id)) && !lost.leaves.contains_key(id);
+            if !free || scan.is_outdated(*id) {
+                continue;
+            }
+            // One that metadata has left behind is not the last.
+            match rebuilt.is_data(&self.store, leaf.found.pointer.place()) {
+                true => drop(leaves.insert(*id)),
+                false => {
+                    self.store.table.restore_leaf(*id, leaf.found.pointer)?;
+                    leaves.remove(id);
+                }
             }
         }
-        let mut stale = Vec::new();
-        for id in &leaves {
-            let mut best = scan.entries_of(*id);
-            self.store.table.rebuild_leaf(*id, &best.entries)?;
-            stale.append(&mut best.stale);
+        for id in leaves {
+            let best = scan.entries_of(id);
+            self.store.table.rebuild_leaf(id, &best.entries)?;
+            rebuilt.stale.extend(best.stale);
+            rebuilt.leaves.push(id);
             let why = lost
                 .leaves
-                .get(id)
+                .get(&id)
                 .map_or("lost".into(), ToString::to_string);
             let what = format!(
                 "{why}; {} of its nodes were found, deleted ones may be among them",
                 best.found
             );
-            self.note(Object::LeafPage(*id), true, what);
+            self.note(Object::LeafPage(id), true, what);
         }
-        Ok(Rebuilt {
-            leaves: leaves.into_iter().collect(),
-            stale,
-        })
+        Ok(())
+    }
+
+    /// Chunks that have a space map, by those leaf pages that are `known`.
+    fn data_chunks(&self, known: impl Fn(u64) -> bool) -> Result<BTreeSet<u32>, Error> {
+        let mut data = BTreeSet::new();
+        for chunk in 0..self.store.array.geometry().chunk_count {
+            let map = space_map_nid(chunk);
+            if known(map.0 / LEAF_NIDS) && !self.store.table.entry(map)?.place.is_none() {
+                data.insert(chunk);
+            }
+        }
+        Ok(data)
     }
 
     /// Map pages that are made anew just as they were are lost no more.
@@ -403,30 +461,37 @@ impl<C: Content> Salvage<C> {
 
     /// Nodes of leaf pages that no device has are in memory until the new table names them.
     fn load_rebuilt(&mut self, rebuilt: Rebuilt) -> Result<(), SalvageError> {
-        for (nid, what) in rebuilt.stale {
+        for (nid, what) in &rebuilt.stale {
             // The journal may say all of it.
-            if !self.is_adopted(nid) {
-                self.note(Object::Node(nid), true, what);
+            if !self.is_adopted(*nid) {
+                self.note(Object::Node(*nid), true, what);
             }
         }
         for id in &rebuilt.leaves {
             let entries = self.store.table.entries_now(*id)?;
             for (nid, entry) in (id * LEAF_NIDS..).map(Nid).zip(entries) {
-                if entry.place.is_none() || self.is_adopted(nid) {
+                if entry.place.is_none() {
                     continue;
                 }
-                match self.store.load(nid) {
-                    Ok(node) => {
-                        let misfit = self.store.misfit(nid, &node.0.read().body);
-                        match misfit {
-                            Some(why) => self.drop_image(nid, entry, why)?,
-                            None => self.store.mark_dirty(0, node.0.all()),
+                if !self.is_adopted(nid) {
+                    match self.store.load(nid) {
+                        Ok(node) => {
+                            let misfit = self.store.misfit(nid, &node.0.read().body);
+                            match misfit {
+                                Some(why) => self.drop_image(nid, entry, why)?,
+                                None => self.store.mark_dirty(0, node.0.all()),
+                            }
                         }
+                        Err(Error::DamagedNode { damage, .. }) => {
+                            self.drop_image(nid, entry, &damage.to_string())?;
+                        }
+                        Err(error) => return Err(error.into()),
                     }
-                    Err(Error::DamagedNode { damage, .. }) => {
-                        self.drop_image(nid, entry, &damage.to_string())?;
-                    }
-                    Err(error) => return Err(error.into()),
+                }
+                // Its chunk would count as one of metadata, and what files have there would be lost.
+                if rebuilt.is_data(&self.store, entry.place) {
+                    self.occupy(entry.place);
+                    self.store.table.forget(nid)?;
                 }
             }
         }

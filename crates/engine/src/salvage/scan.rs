@@ -82,11 +82,12 @@ pub(super) struct Scan {
 }
 
 impl Scan {
-    /// Reads the segments with `live` bytes; without a segment table, all there could be. `limit` is
-    /// the newest checkpoint that counts.
+    /// Reads the segments with `live` bytes; without a segment table, all there could be: what a device does not return of chunks that are
+    /// known to hold `data` is nothing that anybody needs. `limit` is the newest checkpoint that counts.
     pub fn run<C: Content>(
         store: &Store<C>,
         live: Option<&BTreeMap<u32, Vec<u32>>>,
+        data: &BTreeSet<u32>,
         limit: u64,
         wanted: &Wanted<'_>,
     ) -> Result<Scan, SalvageError> {
@@ -109,9 +110,14 @@ impl Scan {
                     continue;
                 }
                 let start = store.segments.first_block(id).byte();
-                store.array.read(start, &mut buf).map_err(|error| {
-                    SalvageError::Unreadable(format!("segment at byte {start}: {error}"))
-                })?;
+                match store.array.read(start, &mut buf) {
+                    Ok(()) => {}
+                    Err(_) if live.is_none() && data.contains(&chunk) => continue,
+                    Err(error) => {
+                        let why = format!("segment at byte {start}: {error}");
+                        return Err(SalvageError::Unreadable(why));
+                    }
+                }
                 let found = scan.segment(&buf, start, limit, wanted);
                 if found || listed == Some(true) {
                     scan.occupied.insert(id);

@@ -4,8 +4,11 @@ use super::super::tests::World;
 use super::*;
 use crate::api::{Caller, ROOT};
 use crate::content::{AttrChange, Body, Delta, FileExtent, FsNode};
+use device::sim::Times;
 use engine::Need;
 use format::item::{self, ItemKind};
+use format::label::HEAD_BLOCKS;
+use format::table::LEAF_NIDS;
 use std::collections::HashSet;
 
 fn bytes_of(world: &World, path: &str) -> Vec<u8> {
@@ -651,4 +654,93 @@ fn a_damaged_directory_keeps_an_index_node_that_a_file_claims_too() {
     let (left, found) = (names_in(&world, "/large"), names_in(&world, "/lost+found"));
     assert_eq!(left + found, LARGE);
     assert!((1..200).contains(&found), "{found}");
+}
+
+/// Sound items on the device: their versions, where they begin, and how long they are.
+fn items(world: &World, is_it: impl Fn(&item::ItemHeader) -> bool) -> Vec<(u64, u64, usize)> {
+    let seed = world.device.checksum_seed();
+    let mut block = vec![0; 4096 + item::ITEM_MAX];
+    let mut found = Vec::new();
+    for number in 0..(64 << 20) / 4096 - 5 {
+        world.device.peek(number * 4096, &mut block);
+        for at in (0..4096).step_by(item::ITEM_ALIGN) {
+            if let Ok((header, payload)) = item::decode(seed, &block[at..])
+                && is_it(&header)
+            {
+                let len = item::padded_len(payload.len());
+                found.push((header.version.get(), number * 4096 + at as u64, len));
+            }
+        }
+    }
+    found
+}
+
+/// A chunk that metadata has given up keeps what was in it until data is written over that. A repair that found an image or a page of the node table there took all
+/// of the chunk for metadata, and made holes of what files have in it.
+#[test]
+fn what_metadata_left_where_data_is_now_costs_no_file_its_data() {
+    for page in [false, true] {
+        let world = World::new();
+        let sub = world.ino("/dir/sub");
+        let block = extents(&world, "/file")[0].block;
+        let geometry = world.array(true).geometry().clone();
+        let (chunk, _) = geometry.chunk_of(block).unwrap();
+        let end = geometry.chunk_block(chunk).byte() + geometry.chunk_bytes();
+        let is = |header: &item::ItemHeader, kind: ItemKind, id: u64| {
+            header.kind == kind as u8 && header.id.get() == id
+        };
+        let leaf = |header: &item::ItemHeader| is(header, ItemKind::TableLeaf, sub.0 / LEAF_NIDS);
+        let left = |header: &item::ItemHeader| match page {
+            true => leaf(header),
+            false => is(header, ItemKind::Node, sub.0),
+        };
+        let newest = items(&world, left).into_iter().max();
+        let (_, at, len) = newest.unwrap();
+        let mut bytes = vec![0; len];
+        world.device.peek(at, &mut bytes);
+        let lost = |header: &item::ItemHeader| {
+            let above = page && header.kind == ItemKind::TableRegion as u8;
+            above || left(header) || leaf(header) || header.kind == ItemKind::SpaceRoot as u8
+        };
+        for (_, at, _) in items(&world, lost) {
+            world.device.poke(at + 40, &[0x5A]);
+        }
+        // The array begins behind what the device has of its own.
+        let place = HEAD_BLOCKS * 4096 + end - 4096;
+        world.device.poke(place, &bytes);
+        assert_eq!(items(&world, left)[0].1, place);
+        let report = repair(&world.array(false), &RepairOptions::default(), &|_| {}).unwrap();
+        assert_eq!(report.outcome, Outcome::Repaired, "{:#?}", report.actions);
+        assert_eq!(world.fsck().findings, []);
+        for file in ["/file", "/other"] {
+            let holes = actions(&report, ActionKind::Hole, file);
+            assert_eq!(holes, Vec::<String>::new());
+            assert_eq!(bytes_of(&world, file), [1; 40_000]);
+        }
+        assert!(exists(&world, "/dir/sub/inner"));
+    }
+}
+
+/// Nothing was repaired, though no repair needs what files hold.
+#[test]
+fn a_sector_of_file_data_is_needed_by_no_repair() {
+    let world = World::new();
+    let sub = world.ino("/dir/sub");
+    let block = extents(&world, "/file")[0].block;
+    let lost = |header: &item::ItemHeader| {
+        let leaf = header.kind == ItemKind::TableLeaf as u8 && header.id.get() == sub.0 / LEAF_NIDS;
+        leaf || header.kind == ItemKind::SpaceRoot as u8
+    };
+    for (_, at, _) in items(&world, lost) {
+        world.device.poke(at + 40, &[0x5A]);
+    }
+    let place = HEAD_BLOCKS * 4096 + block.byte();
+    let sector = Some(place..place + 512);
+    world.device.fail_reads(Times::Always, sector);
+    let report = repair(&world.array(false), &RepairOptions::default(), &|_| {}).unwrap();
+    assert_eq!(report.outcome, Outcome::Repaired, "{:#?}", report.actions);
+    world.device.heal();
+    assert_eq!(world.fsck().findings, []);
+    assert_eq!(bytes_of(&world, "/file"), [1; 40_000]);
+    assert!(exists(&world, "/dir/sub/inner"));
 }
