@@ -278,10 +278,19 @@ impl<C: Content> Store<C> {
         sparse.saturating_sub(in_vain)
     }
 
+    /// Whether so much was deleted since the last checkpoint that the next one may find a chunk to be had: until then all of it is live, and so is what is kept
+    /// beside it.
+    fn is_behind_deletions(&self) -> bool {
+        let (written, now) = (self.table.node_count(), self.nodes_now());
+        let gone = u128::from(written.saturating_sub(now));
+        let bytes = u128::from(self.segments.live_about()) * gone / u128::from(written.max(1));
+        bytes * 2 >= u128::from(self.array.geometry().chunk_bytes())
+    }
+
     /// Empties chunks of metadata until data has what it waits for (`enough`); false: nothing is gained any more.
     /// The caller holds no node lock.
     pub(crate) fn empty_until(&self, enough: impl Fn() -> bool) -> Result<bool, Error> {
-        if self.sparse_chunks() == 0 {
+        if self.sparse_chunks() == 0 && !self.is_behind_deletions() {
             return Ok(false);
         }
         self.data_waits.fetch_add(1, Ordering::SeqCst);

@@ -454,13 +454,16 @@ impl<C: Content> Store<C> {
             total_blocks: geometry.chunk_count as u64 * chunk_blocks,
             free_blocks: (free_blocks + sparse).saturating_sub(soon as u64),
             nodes: self.table.node_count(),
-            nodes_now: self
-                .nodes_opened
-                .saturating_add_signed(self.nodes_made.exact()),
+            nodes_now: self.nodes_now(),
             growth_bytes: self
                 .growth_limit()
                 .saturating_sub(self.metadata_about() + promised),
         }
+    }
+
+    /// Nodes that there are, made and deleted ones counted.
+    pub(crate) fn nodes_now(&self) -> u64 {
+        (self.nodes_opened).saturating_add_signed(self.nodes_made.exact())
     }
 
     /// For each chunk, whether segments of metadata lie in it.

@@ -1,6 +1,6 @@
 //! Room that data and metadata take from each other, and give back.
 
-use crate::world::{Change, TestStore, World, change, create, fill, free, take_all};
+use crate::world::{Change, TestStore, World, change, create, delete, fill, free, take_all};
 use engine::{Error, Need, StoreOptions};
 use format::Nid;
 
@@ -168,4 +168,24 @@ fn metadata_gives_up_chunks_for_promises_that_find_nothing_else() {
     store.close().unwrap();
     drop(store);
     world.check("after promises were redeemed");
+}
+
+/// What was deleted counted as live until the next checkpoint, and nobody made one: an array without anything on it was full for half a minute.
+#[test]
+fn what_was_deleted_since_the_last_checkpoint_makes_room_for_promises() {
+    let world = World::new(66, &[64]);
+    let store = world.open_with(plain()).unwrap();
+    let before = store.space().free_blocks;
+    let nids = fill(&store, 1500);
+    store.checkpoint().unwrap();
+    for nid in nids {
+        delete(&store, nid).unwrap();
+    }
+    store.sync().unwrap();
+    let blocks = before * 7 / 8;
+    let promised = store.promise(blocks).unwrap().into_blocks();
+    redeem(&store, promised);
+    store.close().unwrap();
+    drop(store);
+    world.check("after data took the place of what was deleted");
 }
