@@ -1,13 +1,14 @@
 //! Damage as users meet it: what commands say of it, and what scripts can tell by exit codes.
 
 use std::fs::{self, File};
-use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use std::process::Command;
 
 use tempfile::TempDir;
 
 use crate::Ran;
+use crate::untold::can_mount;
 
 const CORRECTED: i32 = 1;
 const UNCORRECTED: i32 = 4;
@@ -102,12 +103,6 @@ fn damage_that_keeps_it_from_opening_is_told_with_a_remedy() {
         told.says(&format!("`sheaf fsck {}`", images.join(" ")))
             .says("`sheaf fsck --repair -n ");
     }
-}
-
-/// Whether this machine lets us mount.
-fn can_mount() -> bool {
-    let root = fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0);
-    root && Path::new("/dev/fuse").exists()
 }
 
 impl Array {
