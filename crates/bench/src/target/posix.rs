@@ -6,12 +6,13 @@ use std::fs::File;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 
 use base::clock::process_cpu_ns;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir};
 
-use super::{Side, short};
+use super::{Side, program, short};
 use crate::Error;
 
 /// Permission bits of what is made, as FxMark has them.
@@ -39,6 +40,8 @@ pub struct Posix {
     root: Folder,
     /// The process that serves it, whose CPU time counts.
     daemon: Option<u32>,
+    /// The program `sheaf`, where no sync reaches the daemon: it asks that for a checkpoint.
+    checkpoints: Option<PathBuf>,
 }
 
 thread_local! {
@@ -86,7 +89,14 @@ impl Posix {
                 opened: None,
             },
             daemon,
+            checkpoints: None,
         })
+    }
+
+    /// From now on a sync is a checkpoint of a mount of Sheaf, asked for by this program.
+    pub fn with_checkpoints(mut self, sheaf: &Path) -> Posix {
+        self.checkpoints = Some(sheaf.to_owned());
+        self
     }
 
     /// From now on directories are open, and calls are relative to them.
@@ -225,6 +235,9 @@ impl Side for Posix {
 
     fn sync(&self) -> Result<(), Error> {
         let root = Path::new(&*self.root.path);
+        if let Some(sheaf) = &self.checkpoints {
+            return program::run(Command::new(sheaf).arg("checkpoint").arg(root));
+        }
         let root = File::open(root).map_err(|e| Error::io(root, e))?;
         Ok(rustix::fs::syncfs(root)?)
     }

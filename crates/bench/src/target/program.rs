@@ -27,11 +27,16 @@ pub fn exists(name: &str) -> bool {
 
 /// Runs a program to its end; what it says is shown only when it fails.
 pub fn run(command: &mut Command) -> Result<(), Error> {
+    output(command).map(drop)
+}
+
+/// The same; what it printed.
+pub fn output(command: &mut Command) -> Result<Vec<u8>, Error> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command.stdin(Stdio::null()).output();
     let output = output.map_err(|e| Error::io(Path::new(&program), e))?;
     if output.status.success() {
-        return Ok(());
+        return Ok(output.stdout);
     }
     let said = [output.stdout, output.stderr].concat();
     Err(Error::Program {

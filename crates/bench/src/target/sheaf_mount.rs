@@ -5,7 +5,9 @@ use std::process::Command;
 
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 
+use super::Posix;
 use super::place::{Devices, Place};
 use super::program;
 use crate::Error;
@@ -75,9 +77,22 @@ impl SheafMount {
         &self.mnt
     }
 
-    /// The process that serves it.
-    pub fn daemon(&self) -> Option<u32> {
-        self.daemon
+    /// What workloads call. On image files a mount is of type `fuse`, and the kernel passes no sync on to the daemon: a
+    /// checkpoint takes its place, which writes home as well what a sync would leave in the journal.
+    pub fn side(&self) -> Result<Posix, Error> {
+        let side = Posix::new(&self.mnt, self.daemon)?;
+        match self.devices.images {
+            true => Ok(side.with_checkpoints(&self.sheaf)),
+            false => Ok(side),
+        }
+    }
+
+    /// What the daemon counts under this name, with this label where there are several.
+    pub fn metric(&self, name: &str, label: Option<(&str, &str)>) -> Result<f64, Error> {
+        let mut info = self.command("info");
+        let told = program::output(info.args(["--json", "--live"]).arg(&self.mnt))?;
+        counted(&told, name, label)
+            .ok_or_else(|| Error::Unable(format!("the daemon does not count {name}")))
     }
 
     /// Brings everything to the devices and forgets what was read.
@@ -105,6 +120,16 @@ impl SheafMount {
     }
 }
 
+/// The value of a metric in what `sheaf info --live --json` prints.
+fn counted(told: &[u8], name: &str, label: Option<(&str, &str)>) -> Option<f64> {
+    let told: Value = serde_json::from_slice(told).ok()?;
+    let wanted = |sample: &&Value| {
+        let labelled = |(key, value)| sample["labels"][key] == value;
+        sample["name"] == name && label.is_none_or(labelled)
+    };
+    told["metrics"].as_array()?.iter().find(wanted)?["value"].as_f64()
+}
+
 impl Drop for SheafMount {
     fn drop(&mut self) {
         let Some(pid) = self.daemon else {
@@ -116,5 +141,21 @@ impl Drop for SheafMount {
             let _ = unmount(&self.mnt, UnmountFlags::DETACH);
             let _ = Pid::from_raw(pid as i32).map(|pid| kill_process(pid, Signal::KILL));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::counted;
+
+    #[test]
+    fn metrics_are_found_by_name_and_label() {
+        let told = br#"{"mountpoint":"/mnt","metrics":[{"name":"a","value":1.0},
+            {"name":"b","labels":{"event":"started"},"value":2.0},
+            {"name":"b","labels":{"event":"committed"},"value":3.0}]}"#;
+        assert_eq!(counted(told, "a", None), Some(1.0));
+        assert_eq!(counted(told, "b", Some(("event", "committed"))), Some(3.0));
+        assert_eq!(counted(told, "b", Some(("event", "aborted"))), None);
+        assert_eq!(counted(b"", "a", None), None);
     }
 }
