@@ -271,18 +271,33 @@ fn on_loop(
     let all = own.chain(against);
     let mut all: Vec<(Target, Vec<Outcome>)> = all.map(|target| (target, Vec::new())).collect();
     for run in 1..=options.runs {
-        let mut operations = u64::MAX;
-        for (target, outcomes) in &mut all {
+        turn(&mut all, |(target, outcomes), operations| {
             interrupt::check()?;
             let name = target.name();
             progress(&format!("{ON_LOOP}, {name}, run {run} of {}", options.runs));
             let outcome = loop_run(options, &place, &meter, target, operations);
             let outcome = outcome.map_err(|error| error.on(ON_LOOP, &name))?;
-            operations = operations.min(outcome.measured.operations);
+            let done = outcome.measured.operations;
             outcomes.push(outcome);
-        }
+            Ok(done)
+        })?;
     }
     Ok(all)
+}
+
+/// Has each side do as many operations as the first, which is Sheaf, has done, whatever those between them have done.
+fn turn<T>(
+    sides: &mut [T],
+    mut run: impl FnMut(&mut T, u64) -> Result<u64, Error>,
+) -> Result<(), Error> {
+    let mut most = u64::MAX;
+    for (nth, side) in sides.iter_mut().enumerate() {
+        let done = run(side, most)?;
+        if nth == 0 {
+            most = done;
+        }
+    }
+    Ok(())
 }
 
 fn loop_run(
@@ -607,6 +622,18 @@ mod tests {
         assert!(checkpoints(&report.rows[0]) >= 5.0, "{:?}", report.rows[0]);
         assert_eq!(checkpoints(&report.rows[2]), 0.0);
         assert_eq!(report.checks.len(), 3);
+    }
+
+    /// One that was slow had those after it do as little.
+    #[test]
+    fn each_does_as_many_operations_as_the_first() {
+        let mut sides = [(1000, 0), (100, 0), (1000, 0), (2000, 0)];
+        turn(&mut sides, |(done, asked), most| {
+            *asked = most;
+            Ok(most.min(*done))
+        })
+        .unwrap();
+        assert_eq!(sides.map(|(_, asked)| asked), [u64::MAX, 1000, 1000, 1000]);
     }
 
     #[test]
