@@ -54,7 +54,7 @@ pub fn install_packages() -> Fallible<()> {
     install(|_| true)
 }
 
-/// Installs what unit tests need, if these can mount at all.
+/// Installs what unit tests need to mount, if they can at all.
 pub fn install_mount_helper() -> Fallible<()> {
     match std::path::Path::new("/dev/fuse").exists() {
         true => install(|program| program == MOUNT_HELPER),

@@ -40,4 +40,4 @@ pub mod thread;
 pub mod tight;
 pub mod trace;
 
-pub use skip::{SKIPPED, skip};
+pub use skip::{SKIPPED, missing_for_mounts, skip};

@@ -8,8 +8,8 @@ use sqlite::kills;
 
 #[test]
 fn no_committed_row_is_lost_and_no_journal_is_made() {
-    if !Path::new("/dev/fuse").exists() {
-        return base::skip("/dev/fuse");
+    if let Some(missing) = base::missing_for_mounts() {
+        return base::skip(missing);
     }
     let folder = tempfile::tempdir().unwrap();
     let program = Path::new(env!("CARGO_BIN_EXE_sheaf-sqlite"));

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::exclusions::Exclusions;
 use crate::report::Suite;
-use crate::{Fallible, process};
+use crate::{Fallible, TestArgs, process};
 
 /// Two to three times what the longest of these takes on two quiet CPUs: a hang is ended, a slow machine is not.
 const LIMIT: Duration = Duration::from_secs(1800);
@@ -48,30 +48,59 @@ pub fn clippy(suite: &mut Suite) -> Fallible<()> {
 
 /// `cargo test` in the development profile: optimised a little, with debug assertions, so
 /// that lock ranks are checked in every test.
-pub fn unit_tests(suite: &mut Suite) -> Fallible<()> {
-    crate::packages::install_mount_helper()?;
+pub fn unit_tests(args: &TestArgs, suite: &mut Suite) -> Fallible<()> {
+    // Without a mount tests under one are skipped.
+    if !args.quick {
+        crate::packages::install_mount_helper()?;
+    }
+    let expected = Expected {
+        exclusions: Exclusions::load()?,
+        root: crate::packages::is_root(),
+        mounts: !args.quick,
+    };
     let skipped = process::target_dir().join("xtask/skipped");
     let all = ["test", "--workspace", "--no-fail-fast"];
-    tests(suite, "unit", &all, &skipped)?;
+    tests(suite, "unit", &all, &expected, &skipped)?;
     let recording = "test -p sheaf-base -p sheaf-bench --features trace --no-fail-fast";
     let recording: Vec<&str> = recording.split(' ').collect();
-    tests(suite, "unit-trace", &recording, &skipped)
+    tests(suite, "unit-trace", &recording, &expected, &skipped)
 }
 
-/// A test that was not run for want of something has not passed; one that is not expected to lack it fails, but for users without root, who lack much.
-fn count_skipped(exclusions: &Exclusions, root: bool, suite: &mut Suite, notes: &str) {
+/// What tests may be expected to find.
+struct Expected {
+    exclusions: Exclusions,
+    /// Users without it lack much.
+    root: bool,
+    /// Without `--quick`.
+    mounts: bool,
+}
+
+/// What tests under a mount say that they lack.
+const FOR_MOUNTS: [&str; 3] = ["mounts", "/dev/fuse", crate::packages::MOUNT_HELPER];
+
+/// A test that was not run for want of something has not passed; one that is not expected to lack it fails.
+fn count_skipped(expected: &Expected, suite: &mut Suite, notes: &str) {
     let tests: BTreeMap<&str, &str> = notes.lines().filter_map(|l| l.split_once('\t')).collect();
     suite.passed = suite.passed.saturating_sub(tests.len());
     for (test, lack) in tests {
-        match exclusions.reason("unit", test) {
+        match expected.exclusions.reason("unit", test) {
             Some(reason) => suite.exclude(test, &format!("no {lack}: {reason}")),
-            None if root => suite.fail(format!("{test}: skipped, there is no {lack}")),
+            None if !expected.mounts && FOR_MOUNTS.contains(&lack) => {
+                suite.exclude(test, &format!("no {lack}, which --quick does without"));
+            }
+            None if expected.root => suite.fail(format!("{test}: skipped, there is no {lack}")),
             None => suite.exclude(test, &format!("no {lack}, maybe for want of root")),
         }
     }
 }
 
-fn tests(suite: &mut Suite, name: &str, arguments: &[&str], skipped: &Path) -> Fallible<()> {
+fn tests(
+    suite: &mut Suite,
+    name: &str,
+    arguments: &[&str],
+    expected: &Expected,
+    skipped: &Path,
+) -> Fallible<()> {
     let notes = |error| format!("{}: {error}", skipped.display());
     std::fs::write(skipped, "").map_err(notes)?;
     let mut command = cargo(arguments);
@@ -80,8 +109,7 @@ fn tests(suite: &mut Suite, name: &str, arguments: &[&str], skipped: &Path) -> F
     let (passed, failed) = count(&outcome.output);
     suite.passed += passed;
     let skipped = std::fs::read_to_string(skipped).map_err(notes)?;
-    let root = rustix::process::geteuid().is_root();
-    count_skipped(&Exclusions::load()?, root, suite, &skipped);
+    count_skipped(expected, suite, &skipped);
     let mut named = 0;
     for line in outcome.output.lines() {
         if let Some(name) = line
@@ -133,16 +161,41 @@ mod tests {
 
     #[test]
     fn a_test_that_is_skipped_fails_unless_that_is_expected() {
-        let exclusions = Exclusions::load().unwrap();
+        let mut expected = Expected {
+            exclusions: Exclusions::load().unwrap(),
+            root: true,
+            mounts: true,
+        };
         let mut suite = Suite::new("unit");
         suite.passed = 9;
         let known = "sheaf-base::counter::tests::work_is_counted_where_there_is_a_counter";
         let notes = format!("a::b\troot\n{known}\tcounter of instructions\na::b\troot\n");
-        count_skipped(&exclusions, true, &mut suite, &notes);
+        count_skipped(&expected, &mut suite, &notes);
         assert_eq!((suite.passed, suite.failed, suite.excluded), (7, 1, 1));
         assert!(suite.failures[0].contains("a::b: skipped, there is no root"));
-        count_skipped(&exclusions, false, &mut suite, &notes);
+        expected.root = false;
+        count_skipped(&expected, &mut suite, &notes);
         assert_eq!((suite.passed, suite.failed, suite.excluded), (5, 1, 3));
+    }
+
+    /// It wanted the package fuse3, and ran no test without.
+    #[test]
+    fn only_quick_does_without_mounts() {
+        let counted = |mounts, lack: &str| {
+            let expected = Expected {
+                exclusions: Exclusions::load().unwrap(),
+                root: true,
+                mounts,
+            };
+            let mut suite = Suite::new("unit");
+            count_skipped(&expected, &mut suite, &format!("a::b\t{lack}\n"));
+            (suite.failed, suite.excluded)
+        };
+        for lack in FOR_MOUNTS {
+            assert_eq!(counted(true, lack), (1, 0), "{lack}");
+            assert_eq!(counted(false, lack), (0, 1), "{lack}");
+        }
+        assert_eq!(counted(false, "io_uring"), (1, 0));
     }
 
     #[test]

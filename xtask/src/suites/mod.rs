@@ -41,7 +41,7 @@ const PLAIN: &[(&str, Plain)] = &[
         Ok(())
     }),
     ("contrib", |_, suite| units::run(suite)),
-    ("unit", |_, suite| cargo::unit_tests(suite)),
+    ("unit", cargo::unit_tests),
     ("sim", |_, suite| crate::simulate::suite(suite)),
     ("fuzz", fuzz::run),
 ];

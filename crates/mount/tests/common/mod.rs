@@ -9,11 +9,9 @@ use mount::{Insist, Unmounter};
 
 /// Whether this machine can mount; says so if not.
 pub fn has_fuse() -> bool {
-    let has = Path::new("/dev/fuse").exists();
-    if !has {
-        base::skip("/dev/fuse");
-    }
-    has
+    let missing = base::missing_for_mounts();
+    missing.into_iter().for_each(base::skip);
+    missing.is_none()
 }
 
 /// A mount that a thread serves.
