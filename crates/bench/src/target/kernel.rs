@@ -107,7 +107,8 @@ impl Kernel {
             }
             Kernel::Xfs | Kernel::Btrfs => format!("{} -K, without discarding", self.program()),
             Kernel::BtrfsRaid0 => {
-                "mkfs.btrfs -d raid0 -m raid0 -K on all devices, without discarding".to_owned()
+                "mkfs.btrfs -d raid0 -m raid0 -K on all devices, but of image files on one alone; without discarding"
+                    .to_owned()
             }
             Kernel::F2fs => "mkfs.f2fs -t 0, without discarding".to_owned(),
         };

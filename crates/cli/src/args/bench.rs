@@ -53,26 +53,34 @@ macro_rules! against {
         concat!(
             "File systems to compare with, separated by commas, instead of ",
             $default,
-            ": ext4, ext4-lazytime, ext4-fast_commit, xfs, f2fs, btrfs, btrfs-raid0",
+            ": ext4, ext4-lazytime, ext4-fast_commit, xfs, f2fs",
             $takes,
             "; or none"
         )
     };
 }
 
-const ANY: &str = against!("ext4,xfs", ", tmpfs, sheaf-mount, paths of folders");
-const ON_DEVICES: &str = against!("ext4,xfs", "");
-const WITH_RAID: &str = against!("ext4,xfs,btrfs-raid0", "");
+const ANY: &str = against!(
+    "ext4,xfs",
+    ", btrfs, btrfs-raid0, tmpfs, sheaf-mount, paths of folders"
+);
+const ON_DEVICES: &str = against!("ext4,xfs", ", btrfs, btrfs-raid0");
+/// A mount of btrfs does not tell its device.
+const COUNTED: &str = against!("ext4,xfs", "");
+const WITH_RAID: &str = against!("ext4,xfs,btrfs-raid0", ", btrfs, btrfs-raid0");
 const ON_LOOPS: &str = concat!(
-    against!("ext4,xfs,btrfs-raid0", ""),
+    against!("ext4,xfs,btrfs-raid0", ", btrfs, btrfs-raid0"),
     ". On loop devices and those that are given: btrfs-raid0 where several are measured, the others where one is"
 );
 const ON_A_LOOP: &str = concat!(
-    against!("ext4,xfs", ""),
+    against!("ext4,xfs", ", btrfs, btrfs-raid0"),
     ". On a loop device over a file on a disk, beside Sheaf on it. Needs root; without, nobody takes part by default"
 );
-const DURABLE: &str = against!("ext4,ext4-lazytime,ext4-fast_commit,xfs", "");
-const EXT4: &str = against!("ext4", ", tmpfs");
+const DURABLE: &str = against!(
+    "ext4,ext4-lazytime,ext4-fast_commit,xfs",
+    ", btrfs, btrfs-raid0"
+);
+const EXT4: &str = against!("ext4", ", btrfs, btrfs-raid0, tmpfs");
 
 /// What all suites take.
 #[derive(Args, Debug)]
@@ -108,7 +116,7 @@ pub struct SyncedOptions {
     pub seconds: f64,
     /// Measure on devices in memory instead that take so many microseconds to read or write up to 128 KiB: Sheaf
     /// and the devices themselves, without file systems of the kernel. Needs no root
-    #[arg(long, value_name = "MICROSECONDS", conflicts_with_all = ["dir", "device"])]
+    #[arg(long, value_name = "MICROSECONDS", conflicts_with_all = ["dir", "device", "on_loop"])]
     pub latency: Option<u64>,
     /// Microseconds that a flush of these takes, instead of as many as --latency
     #[arg(long, value_name = "MICROSECONDS", requires = "latency")]
@@ -278,9 +286,9 @@ pub struct BenchReap {
 /// All sides are on one loop device over a file in --dir (/var/tmp; a folder in memory takes the disk out of it), or on the --device, in turn, each on
 /// a fresh file system. Needs root.
 #[derive(Args, Debug)]
-#[command(mut_arg("against", |arg| arg.help(ON_DEVICES)))]
+#[command(mut_arg("against", |arg| arg.help(ON_DEVICES)), mut_arg("shape", |arg| arg.help(shapes())))]
 pub struct BenchTx {
-    /// Transactions, as WRITES/FILES separated by commas, instead of 1/1,4/1,64/1,2/2,8/8,64/8; or none
+    /// Transactions
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = shape)]
     pub shape: Vec<Option<(usize, usize)>>,
     /// Time of one measurement
@@ -294,6 +302,13 @@ pub struct BenchTx {
     pub cache_size: Option<u64>,
     #[command(flatten)]
     pub common: BenchOptions,
+}
+
+/// What `--shape` takes.
+fn shapes() -> String {
+    let all = bench::tx::SHAPES.map(|(writes, files)| format!("{writes}/{files}"));
+    let all = all.join(",");
+    format!("Transactions, as WRITES/FILES separated by commas, instead of {all}; or none")
 }
 
 /// Writes and files of a transaction, or no transaction.
@@ -638,7 +653,7 @@ pub struct Remove {
 /// Everything counts, over some checkpoints of Sheaf; a kernel file system makes as many files between two syncs.
 /// Needs root unless --against is none.
 #[derive(Args, Debug)]
-#[command(mut_arg("against", |arg| arg.help(ON_DEVICES)))]
+#[command(mut_arg("against", |arg| arg.help(COUNTED)))]
 pub struct Written {
     /// Checkpoints of Sheaf that the window takes, 3 to 1000; it makes them when it needs them
     #[arg(long, value_name = "COUNT", default_value_t = 3)]
