@@ -7,7 +7,8 @@
 //!    them. `sheaf-fdatasync` is Sheaf in this process asked so.
 //! 3. `sqlite row`: transactions of one row of 100 bytes in a new database with `synchronous=FULL`, by a program that
 //!    is given ([`Options::sqlite`], by the command the one beside it): on a mount of Sheaf with atomic writes of the database, on others with a rollback journal and with a
-//!    write-ahead log.
+//!    write-ahead log. It takes atomic writes in place of a rollback journal wherever there are any, so on F2FS as well, whose row is `f2fs-atomic`. The daemon
+//!    of Sheaf counts them: fewer than transactions are an error.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -22,8 +23,8 @@ use crate::contract::{Check, Comparison, Report, Row, Spread};
 use crate::fsync::folder;
 use crate::meter::{Meter, Span};
 use crate::target::{
-    Disk, InProcess, KernelMount, Place, Posix, Remedies, SheafMount, Side, Storage, Target,
-    only_on_devices,
+    Disk, InProcess, Kernel, KernelMount, Place, Posix, Remedies, SheafMount, Side, Storage,
+    Target, only_on_devices,
 };
 use crate::timing::{Latencies, put_median};
 use crate::{Error, interrupt};
@@ -112,7 +113,33 @@ enum Who {
     /// SQLite on a mount of Sheaf.
     AtomicWrites,
     /// On others.
-    Journal(Target, &'static str),
+    Journal(Target, Journal),
+}
+
+/// How SQLite is asked to commit.
+#[derive(Clone, Copy, Debug)]
+enum Journal {
+    /// With a rollback journal, unless the file system has atomic writes.
+    Rollback,
+    Wal,
+}
+
+impl Journal {
+    /// As the program has it.
+    fn name(self) -> &'static str {
+        match self {
+            Journal::Rollback => "rollback",
+            Journal::Wal => "wal",
+        }
+    }
+
+    /// What comes of it on that file system.
+    fn on(self, target: &Target) -> &'static str {
+        match (self, target) {
+            (Journal::Rollback, Target::Kernel(Kernel::F2fs)) => "atomic",
+            _ => self.name(),
+        }
+    }
 }
 
 impl Who {
@@ -122,7 +149,7 @@ impl Who {
             Who::Synced => "sheaf-fdatasync".to_owned(),
             Who::Kernel(target) => target.name(),
             Who::AtomicWrites => "sheaf-mount".to_owned(),
-            Who::Journal(target, journal) => format!("{}-{journal}", target.name()),
+            Who::Journal(target, journal) => format!("{}-{}", target.name(), journal.on(target)),
         }
     }
 }
@@ -201,8 +228,8 @@ fn groups(options: &Options) -> Vec<Vec<Series>> {
     if options.sqlite.is_some() {
         let mut sides = vec![Who::AtomicWrites];
         for target in &options.against {
-            sides.push(Who::Journal(target.clone(), "rollback"));
-            sides.push(Who::Journal(target.clone(), "wal"));
+            sides.push(Who::Journal(target.clone(), Journal::Rollback));
+            sides.push(Who::Journal(target.clone(), Journal::Wal));
         }
         let sides = sides.into_iter();
         groups.push(sides.map(|who| series(SQLITE, who, (1, 1))).collect());
@@ -254,13 +281,17 @@ impl Bench<'_> {
             }
             Who::AtomicWrites => {
                 let mount = SheafMount::make(&self.options.sheaf, &self.place, &[])?;
-                let outcome = self.sqlite(mount.path(), "rollback")?;
+                let committed = ("event", "committed");
+                let committed = || mount.metric("sheaf_atomic_writes_total", Some(committed));
+                let before = committed()?;
+                let (outcome, transactions) = self.sqlite(mount.path(), Journal::Rollback)?;
+                check_atomic(committed()? - before, transactions)?;
                 mount.close()?;
                 Ok(outcome)
             }
             Who::Journal(target, journal) => {
                 let mount = self.kernel(target)?;
-                let outcome = self.sqlite(mount.path(), journal)?;
+                let (outcome, _) = self.sqlite(mount.path(), *journal)?;
                 mount.close()?;
                 Ok(outcome)
             }
@@ -354,15 +385,15 @@ impl Bench<'_> {
         })
     }
 
-    /// Transactions of one row by the program, in a database below `folder`.
-    fn sqlite(&self, folder: &Path, journal: &str) -> Result<Outcome, Error> {
+    /// Transactions of one row by the program, in a database below `folder`; and how many there were in all.
+    fn sqlite(&self, folder: &Path, journal: Journal) -> Result<(Outcome, f64), Error> {
         let program = self.options.sqlite.as_deref();
         let program = program.ok_or_else(|| Error::Usage("--sqlite is missing".to_owned()))?;
         let start = self.meter.mark()?;
         let output = Command::new(program)
             .arg("rows")
             .arg(folder.join("test.db"))
-            .args(["--journal", journal, "--milliseconds"])
+            .args(["--journal", journal.name(), "--milliseconds"])
             .arg(self.options.time.as_millis().to_string())
             .output()
             .map_err(|error| Error::io(program, error))?;
@@ -377,21 +408,33 @@ impl Bench<'_> {
     }
 }
 
-/// From what the program prints: transactions that it has timed, nanoseconds, and transactions in all. The account of the device
-/// has them all, and the making of a table besides.
-fn rows_told(text: &str, span: &Span) -> Option<Outcome> {
+/// A rate of a journal is none of atomic writes.
+fn check_atomic(atomic: f64, transactions: f64) -> Result<(), Error> {
+    match atomic >= transactions {
+        true => Ok(()),
+        false => Err(Error::Unable(format!(
+            "SQLite made {transactions} transactions and {atomic} atomic writes, and so the others with a journal: give a sheaf-sqlite \
+             that `cargo build --release --package sheaf-sqlite` has made in a checkout (--sqlite)"
+        ))),
+    }
+}
+
+/// From what the program prints: transactions that it has timed, nanoseconds, and transactions in all, which are returned as well. The
+/// account of the device has them all, and the making of a table besides.
+fn rows_told(text: &str, span: &Span) -> Option<(Outcome, f64)> {
     let mut numbers = text.split_whitespace().map(str::parse::<f64>);
     let mut number = || numbers.next()?.ok();
     let (count, ns, all) = (number()?, number()?, number()?);
     let each = |sum: Option<u64>| sum.map_or(f64::NAN, |sum| sum as f64 / all);
-    Some(Outcome {
+    let outcome = Outcome {
         rate: count / (ns / 1e9),
         p50_us: f64::NAN,
         p99_us: f64::NAN,
         samples: f64::NAN,
         bytes: each(span.written_bytes),
         flushes: each(span.flushes),
-    })
+    };
+    Some((outcome, all))
 }
 
 fn row(series: &Series) -> Row {
@@ -517,10 +560,32 @@ mod tests {
             written_bytes: Some(6_000_000),
             flushes: Some(1200),
         };
-        let outcome = rows_told("1000 500000000 1200\n", &span).unwrap();
+        let (outcome, all) = rows_told("1000 500000000 1200\n", &span).unwrap();
+        assert_eq!(all, 1200.0);
         assert_eq!(outcome.rate, 2000.0);
         assert_eq!((outcome.bytes, outcome.flushes), (5000.0, 1.0));
         assert!(rows_told("1000 500000000\n", &span).is_none());
         assert!(rows_told("", &span).is_none());
+    }
+
+    /// SQLite without them made journals, and the figures were said to be of atomic writes.
+    #[test]
+    fn sqlite_on_sheaf_commits_by_atomic_writes_alone() {
+        assert!(check_atomic(1200.0, 1200.0).is_ok());
+        let told = check_atomic(0.0, 1200.0).unwrap_err().to_string();
+        assert!(
+            told.contains("1200 transactions and 0 atomic writes"),
+            "{told}"
+        );
+    }
+
+    /// It has the same calls for them, and SQLite makes no journal there.
+    #[test]
+    fn a_row_of_f2fs_is_of_atomic_writes() {
+        let name = |kernel, journal| Who::Journal(Target::Kernel(kernel), journal).name();
+        assert_eq!(name(Kernel::F2fs, Journal::Rollback), "f2fs-atomic");
+        assert_eq!(name(Kernel::F2fs, Journal::Wal), "f2fs-wal");
+        assert_eq!(name(Kernel::Ext4, Journal::Rollback), BARS[0].0);
+        assert_eq!(name(Kernel::Ext4, Journal::Wal), BARS[1].0);
     }
 }
