@@ -1,11 +1,15 @@
 //! Preloaded into fsx: opens the file named by `ODIRECT_PATH` with O_DIRECT and passes its
-//! reads and writes through a buffer aligned as O_DIRECT asks.
+//! reads and writes through a buffer aligned as O_DIRECT asks. Makes the file named by
+//! `ODIRECT_MARK` once it has done so.
 
 use std::cell::UnsafeCell;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
 
 const O_DIRECT: c_int = 0o40000;
+const O_CREAT_WRONLY: c_int = 0o101;
+const SYS_CLOSE: i64 = 3;
 const SYS_PREAD64: i64 = 17;
 const SYS_PWRITE64: i64 = 18;
 const SYS_OPENAT: i64 = 257;
@@ -24,13 +28,27 @@ unsafe impl Sync for Aligned {}
 
 static BUFFER: Aligned = Aligned(UnsafeCell::new([0; ROOM]));
 
+fn variable(name: &str) -> Option<CString> {
+    let value = std::env::var_os(name)?;
+    CString::new(OsStr::as_bytes(&value)).ok()
+}
+
 fn chosen() -> Option<&'static [u8]> {
-    static PATH: OnceLock<Option<Vec<u8>>> = OnceLock::new();
-    PATH.get_or_init(|| {
-        use std::os::unix::ffi::OsStringExt;
-        std::env::var_os("ODIRECT_PATH").map(OsStringExt::into_vec)
-    })
-    .as_deref()
+    static PATH: OnceLock<Option<CString>> = OnceLock::new();
+    let path = PATH.get_or_init(|| variable("ODIRECT_PATH")).as_ref();
+    path.map(|path| path.to_bytes())
+}
+
+/// Says that a file was opened with O_DIRECT: a run without one would test the cache once more.
+fn mark() {
+    let Some(path) = variable("ODIRECT_MARK") else {
+        return;
+    };
+    // SAFETY: the path is a C string, and what is closed was opened here.
+    unsafe {
+        let fd = syscall(SYS_OPENAT, AT_FDCWD, path.as_ptr(), O_CREAT_WRONLY, 0o644);
+        syscall(SYS_CLOSE, fd);
+    }
 }
 
 /// # Safety
@@ -41,7 +59,11 @@ pub unsafe extern "C" fn open64(path: *const c_char, flags: c_int, mode: u32) ->
     let name = unsafe { CStr::from_ptr(path) }.to_bytes();
     let extra = if Some(name) == chosen() { O_DIRECT } else { 0 };
     // SAFETY: openat with the caller's own arguments.
-    unsafe { syscall(SYS_OPENAT, AT_FDCWD, path, flags | extra, mode) as c_int }
+    let fd = unsafe { syscall(SYS_OPENAT, AT_FDCWD, path, flags | extra, mode) as c_int };
+    if fd >= 0 && extra != 0 {
+        mark();
+    }
+    fd
 }
 
 /// # Safety

@@ -80,12 +80,22 @@ fn one_run(world: &World, name: &str, seed: u64, way: &Way) -> Fallible<Fallible
         .arg("-P")
         .arg(world.side_dir())
         .arg(&file);
+    let mark = world.side_dir().join(format!("{name}.direct"));
     if let Some(shim) = &way.shim {
         command.env("LD_PRELOAD", shim);
         command.env("ODIRECT_PATH", &file);
+        command.env("ODIRECT_MARK", &mark);
     }
     let outcome = process::run(name, &mut command, LIMIT)?;
-    Ok(outcome.check("fsx"))
+    Ok(outcome
+        .check("fsx")
+        .and_then(|()| match way.shim.is_some() && !mark.exists() {
+            true => Err(
+                "the library that is preloaded opened no file with O_DIRECT: all went through the cache"
+                    .to_owned(),
+            ),
+            false => Ok(()),
+        }))
 }
 
 /// fsx has no option for O_DIRECT: a preloaded library opens its file so.
