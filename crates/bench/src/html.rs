@@ -219,7 +219,7 @@ fn lines(page: &mut String, row: &Row) {
 /// One plot for each workload. By threads, of the largest pool; by pool, of the most threads
 /// and of those workloads alone that have several; by workers of those that have any, and these by nothing else.
 fn plots(page: &mut String, report: &Report, targets: &[&str], axis: Axis) {
-    let mut figures = String::new();
+    let (mut figures, mut all_rates) = (String::new(), true);
     let measured = report.rows.iter().filter(|row| !row.is_quotient());
     for name in distinct(measured.map(|row| row.name.as_str())) {
         let all = || report.rows.iter().filter(|row| row.name == name);
@@ -249,11 +249,16 @@ fn plots(page: &mut String, report: &Report, targets: &[&str], axis: Axis) {
         }
         let places: Vec<u64> = places.into_iter().collect();
         plot(&mut figures, name, &shown, &places, targets, axis);
+        all_rates &= shown.iter().all(|row| row.unit.ends_with("/s"));
     }
     if figures.is_empty() {
         return;
     }
-    let _ = write!(page, "<h2>Throughput by {}</h2><p>", axis.name());
+    let what = match all_rates {
+        true => "Throughput",
+        false => "Figures",
+    };
+    let _ = write!(page, "<h2>{what} by {}</h2><p>", axis.name());
     for target in targets {
         let colour = colour(targets, target);
         let target = escape(target);
@@ -486,6 +491,22 @@ mod tests {
             vec![],
         ));
         assert!(!page.contains("Throughput by pool"));
+    }
+
+    /// Processor time, and parts of a floor, were throughput.
+    #[test]
+    fn what_is_no_rate_is_not_called_throughput() {
+        let of = |unit: &'static str| Row {
+            unit,
+            ..row("modelled", "sheaf", 2, 0)
+        };
+        let titles = |rows: Vec<Row>| {
+            let page = render(&Report::new("scale", rows, vec![]));
+            let title = |what: &str| page.contains(&format!("{what} by threads"));
+            (title("Throughput"), title("Figures"))
+        };
+        assert_eq!(titles(vec![of("files/s"), of("MiB/s")]), (true, false));
+        assert_eq!(titles(vec![of("ops/s"), of("ns")]), (false, true));
     }
 
     #[test]
