@@ -274,6 +274,9 @@ impl<C: Content> Store<C> {
         // Segments end with what the next item had no room in.
         let kept = self.spare_beside(live).max(self.clean_room() as u64) + live / 8;
         let sparse = total.saturating_sub(live + kept) / geometry.chunk_bytes();
+        // The first ones are for the reserve, if metadata has grown into that.
+        let missing = self.space.reserve_chunks() - self.space.free_chunks();
+        let sparse = sparse.saturating_sub(missing.max(0) as u64);
         let in_vain = self.emptied_in_vain.fetch_min(sparse, Ordering::Relaxed);
         sparse.saturating_sub(in_vain)
     }

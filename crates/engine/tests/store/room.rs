@@ -189,3 +189,24 @@ fn what_was_deleted_since_the_last_checkpoint_makes_room_for_promises() {
     drop(store);
     world.check("after data took the place of what was deleted");
 }
+
+/// Chunks of the reserve that metadata had grown into counted as data's, once it had shrunk again.
+#[test]
+fn room_is_shown_that_data_can_have_after_metadata_has_shrunk() {
+    let world = World::new(67, &[130, 130]);
+    let store = world.open_with(plain()).unwrap();
+    let data = 190 << 8;
+    let data = promise(&store, data);
+    redeem(&store, data);
+    for nid in fill(&store, 250) {
+        delete(&store, nid).unwrap();
+    }
+    store.checkpoint().unwrap();
+    let shown = store.space().free_blocks;
+    let had = promise(&store, shown);
+    assert!(had + 128 >= shown && had > 512, "{had} of {shown}");
+    redeem(&store, had);
+    store.close().unwrap();
+    drop(store);
+    world.check("after data had what was shown");
+}
