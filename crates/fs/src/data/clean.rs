@@ -654,9 +654,14 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// Whether a page that has a block needs no record (invariant 1), as far as its file's state tells.
+/// Whether a page that has a block can be cleaned (invariant 1), as far as its file's state tells.
 fn is_plain(meta: &Meta, page: u64) -> bool {
+    needs_no_record(meta, page) && meta.failure.count == 0
+}
+
+/// The same of a file that may have failed.
+pub(super) fn needs_no_record(meta: &Meta, page: u64) -> bool {
     let inside = (page + 1) * PAGE <= meta.logged_size || meta.size == meta.logged_size;
     let whole = meta.loaded && !meta.dead && !meta.replaced && !meta.cutting;
-    whole && inside && meta.failure.count == 0
+    whole && inside
 }

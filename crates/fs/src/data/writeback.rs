@@ -6,13 +6,14 @@
 //! What a sync writes to new blocks, if it is little, is neither written nor flushed before its record is: the record vouches for it
 //! ([`engine::Op::vouch`]), whoever leads the commit writes both, and one flush makes both durable.
 //!
-//! When a write fails the failure is latched on the file. Its pages stay dirty, and are
+//! When a write fails the failure is latched on the file, and what does not depend on it is written all the same (`rescue`). The other pages stay dirty, and are
 //! tried again, until the last handle is closed; then they are dropped (see `settle_failed`). Until then they have their room: blocks that were
 //! reserved for them and are not used are promised to them again, and nobody else can have them in between (`Files::take_back`).
 //! What a record vouches for is clean as soon as that is staged; if its write fails, the commit does, and the store with it.
 
 mod layout;
 mod replace;
+mod rescue;
 mod through;
 
 pub(super) use layout::{Layout, Parts, Writes};
@@ -38,6 +39,7 @@ use engine::cache::{Backing, PageState, Stamp};
 use engine::{Epoch, Need, NewData, Op, Reservation, Slot};
 use format::{BLOCK_SIZE, Damage};
 use layout::{Segment, Target, blocks_written, changes_of, new_data};
+use rescue::Rescue;
 use std::ops::Range;
 
 /// Dirty pages that one batch takes at most; see [`Files::batch_pages`].
@@ -116,7 +118,7 @@ impl Files {
         pages: Range<u64>,
         how: How,
     ) -> Result<(), Error> {
-        let mut next = Some(pages.start);
+        let (mut next, mut failed) = (Some(pages.start), None);
         while let Some(from) = next {
             let pages = from..pages.end.max(from);
             let hold = || self.hold(state, pages.clone(), Mode::Home);
@@ -134,9 +136,9 @@ impl Files {
                 Some(_) => Take::Dirty,
                 None => Take::Nothing,
             };
-            next = self.flush_pass(state, pages, how, take)?;
+            next = self.flush_or_rescue(state, pages, (how, take), &mut failed);
         }
-        Ok(())
+        Rescue::outcome(failed)
     }
 
     /// As `flush_file`, under the exclusive I/O lock.
@@ -187,35 +189,12 @@ impl Files {
         pages: Range<u64>,
         how: How,
     ) -> Result<(), Error> {
-        let mut next = Some(pages.start);
+        let (mut next, mut failed) = (Some(pages.start), None);
         while let Some(from) = next {
-            next = self.flush_pass(state, from..pages.end.max(from), how, Take::Dirty)?;
+            let pages = from..pages.end.max(from);
+            next = self.flush_or_rescue(state, pages, (how, Take::Dirty), &mut failed);
         }
-        Ok(())
-    }
-
-    /// One batch of these pages; returns where to go on, which may be before them. A failure is latched.
-    pub(super) fn flush_pass(
-        &self,
-        state: &Arc<FileState>,
-        range: Range<u64>,
-        how: How,
-        take: Take,
-    ) -> Result<Option<u64>, Error> {
-        let outcome = match self.try_flush_pass(state, range, how, take) {
-            // Deleted after this state was made for it: nothing is left to write.
-            Err(Error::Stale(ino)) if ino == state.ino() => {
-                state.meta.lock().dead = true;
-                Ok(None)
-            }
-            outcome => outcome,
-        };
-        if let Err(error) = &outcome {
-            state.meta.lock().fail(error.to_string());
-            tracing::error!("write-back of inode {} failed: {error}", state.ino());
-        }
-        self.trim_promise(state);
-        outcome
+        Rescue::outcome(failed)
     }
 
     fn try_flush_pass(

@@ -654,3 +654,48 @@ fn a_small_file_stays_in_its_inode_when_it_gets_no_blocks() {
     assert_eq!(m.files.fsync(&file, false).unwrap_err().errno(), libc::EIO);
     small(4);
 }
+
+/// All dirty pages behind one whose block cannot be written stayed in memory, and the last close dropped them.
+#[test]
+fn a_block_that_cannot_be_written_costs_its_own_page_and_no_other() {
+    let world = World::new(36, 64, 4096);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    let (pages, bad) = (2010, 10);
+    let overwrite = |turn: u8| {
+        (bad..pages).for_each(|page| m.write(&file, page * PAGE, &[turn; PAGE as usize]));
+    };
+    m.write(&file, 0, &vec![1; (pages * PAGE) as usize]);
+    m.files.write_back_all().unwrap();
+    m.commit_more();
+    let block = m.files.mapped(&file.state, bad..bad + 1).unwrap()[0].block;
+    let geometry = m.store.array().geometry();
+    geometry.pieces(block.byte(), BLOCK_SIZE, |piece| {
+        let range = piece.offset..piece.offset + piece.len as u64;
+        world.devices[piece.device].fail_writes(Strikes::Always, Some(range));
+    });
+    overwrite(2);
+    // By write-back, whose failure nobody was told of, and by two syncs.
+    assert!(m.files.write_back(ino).is_err());
+    for _ in 0..2 {
+        assert_eq!(m.files.fsync(&file, false).unwrap_err().errno(), libc::EIO);
+        assert_eq!(m.files.dirty_pages(), 1);
+    }
+    // And by the last close. What makes the file longer needs a record, and is given up.
+    overwrite(3);
+    m.write(&file, pages * PAGE, &[3; 3 * PAGE as usize]);
+    drop(file);
+    assert_eq!((m.files.dirty_pages(), m.size(ino)), (0, pages * PAGE));
+    for device in &world.devices {
+        device.heal();
+    }
+    m.close();
+    let m = world.mount();
+    let file = m.open(ino);
+    for page in (0..pages).filter(|page| *page != bad) {
+        let turn = if page < bad { 1 } else { 3 };
+        assert_eq!(first_byte(&m, &file, page), turn, "page {page}");
+    }
+    assert_eq!((m.size(ino), m.check(ino)), (pages * PAGE, pages));
+}
