@@ -10,7 +10,7 @@
 //!
 //! Invariants:
 //! 1. What is cleaned needs no record: it has a written block of its own, for which no batch vouches; it lies below the logged size; it
-//!    is not the tail's; the file is not replaced, nor being cut, and nothing of it failed. Write-back finds the rest as if nobody cleaned.
+//!    is not the tail's; the file is not replaced, nor being cut, and its newest write-back has not failed. Write-back finds the rest as if nobody cleaned.
 //! 2. From its copy until it is clean a page's file is locked shared, and its range held (`Home`): nobody takes the block away, writes past
 //!    the cache there, vouches for the block, or writes another copy of the page home; a sync of the file waits. Both are tried only, so a
 //!    thread that cleans waits for nothing but its device and the inode of a file. Its turn beside syncs ([`super::pace`]) it only tries, too.
@@ -36,7 +36,7 @@ use super::ranges::{Held, Mode};
 use super::table::StateUse;
 use super::writeback::Writes;
 use super::{Files, PAGE, pace};
-use crate::{Error, Ino};
+use crate::Error;
 use base::atomic::Ordering;
 use base::canary::{Canary, planted};
 use base::sync::{Arc, MutexGuard, ReadGuard};
@@ -244,15 +244,19 @@ impl Files {
                     // Else the device has enough to do: those behind it may be others'.
                     wanted -= self.cleaning.want(device, (key, page), now_ns) as usize;
                 }
-                Home::File => self.needs_write_back(key.nid),
+                Home::File => state.iter().for_each(|s| self.needs_write_back(s, now_ns)),
                 Home::Gone => {}
             }
         }
         helps
     }
 
-    fn needs_write_back(&self, ino: Ino) {
-        if self.cleaning.work.lock().files.insert(ino) {
+    fn needs_write_back(&self, state: &FileState, now_ns: u64) {
+        // As long as its pages crowd a set, each look would find it again.
+        if state.meta.lock().failed_lately(now_ns) {
+            return;
+        }
+        if self.cleaning.work.lock().files.insert(state.ino()) {
             self.hurry();
         }
     }
@@ -399,7 +403,7 @@ impl Files {
                 Home::On(_) => {}
                 Home::File | Home::Gone => {
                     missed = true;
-                    self.needs_write_back(key.nid);
+                    self.needs_write_back(&state, self.now_ns());
                 }
             }
         }
@@ -605,7 +609,8 @@ impl Files {
             match noted {
                 Ok(()) => self.complete_piece(piece),
                 Err(error) => {
-                    piece.state.meta.lock().fail(error.to_string());
+                    let now_ns = self.now_ns();
+                    (piece.state.meta.lock()).fail_write_back(error.to_string(), now_ns);
                     tracing::error!("cleaning of inode {} failed: {error}", piece.state.ino());
                 }
             }
@@ -656,10 +661,10 @@ impl Drop for Ended<'_> {
 
 /// Whether a page that has a block can be cleaned (invariant 1), as far as its file's state tells.
 fn is_plain(meta: &Meta, page: u64) -> bool {
-    needs_no_record(meta, page) && meta.failure.count == 0
+    needs_no_record(meta, page) && meta.failing_ns.is_none()
 }
 
-/// The same of a file that may have failed.
+/// The same of a file whose write-back may have failed.
 pub(super) fn needs_no_record(meta: &Meta, page: u64) -> bool {
     let inside = (page + 1) * PAGE <= meta.logged_size || meta.size == meta.logged_size;
     let whole = meta.loaded && !meta.dead && !meta.replaced && !meta.cutting;

@@ -598,6 +598,9 @@ impl Files {
         let settle = ns_of(self.options.settle_age);
         let (replaced, resized, ahead_since) = {
             let meta = state.meta.lock();
+            if meta.failed_lately(now_ns) {
+                return false;
+            }
             let resized = meta.size != meta.logged_size;
             (meta.replaced, resized, meta.ahead_since_ns)
         };

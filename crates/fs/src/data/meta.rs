@@ -16,6 +16,9 @@ use base::sync::{Mutex, MutexGuard, rank};
 use engine::Epoch;
 use format::Nid;
 
+/// How long the background leaves a file alone whose write-back has failed.
+const RETRY_NS: u64 = 1_000_000_000;
+
 /// Times that are newer than those in the inode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NewTimes {
@@ -116,6 +119,8 @@ pub(super) struct Meta {
     /// The last moment at which a read would leave the access time as it is. `None`: not known.
     pub read_until: Option<Timestamp>,
     pub failure: Failure,
+    /// Monotonic time at which write-back of the file last failed. `None`: all that was dirty has gone home since.
+    pub failing_ns: Option<u64>,
 }
 
 impl Meta {
@@ -205,6 +210,18 @@ impl Meta {
             why,
             reported: false,
         };
+    }
+
+    /// Dirty pages could not be written; they are still there.
+    pub fn fail_write_back(&mut self, why: String, now_ns: u64) {
+        self.fail(why);
+        self.failing_ns = Some(now_ns);
+    }
+
+    /// Nobody but who waits for it tries its write-back again now.
+    pub fn failed_lately(&self, now_ns: u64) -> bool {
+        let lately = |since| now_ns.saturating_sub(since) < RETRY_NS;
+        self.failing_ns.is_some_and(lately)
     }
 
     /// Failures that whoever opens the file now does not report: somebody was told of them.

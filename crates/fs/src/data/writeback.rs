@@ -104,6 +104,7 @@ impl Files {
             state.size().div_ceil(PAGE)
         };
         self.flush_shared(state, 0..end, how)?;
+        self.fails_no_more(state);
         if how == How::Home {
             self.pages.written_back(state.key, began_ns);
         }
@@ -180,7 +181,9 @@ impl Files {
     }
 
     fn flush_locked_by(&self, state: &Arc<FileState>, how: How) -> Result<(), Error> {
-        self.flush_alone(state, 0..PAGE_LIMIT, how)
+        self.flush_alone(state, 0..PAGE_LIMIT, how)?;
+        self.fails_no_more(state);
+        Ok(())
     }
 
     fn flush_alone(

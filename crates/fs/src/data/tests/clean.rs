@@ -133,7 +133,8 @@ fn what_needs_a_record_is_left_to_write_back() {
     m.commit_more();
     // A file that something has failed of.
     (0..13).for_each(|p| m.write(&file, p * PAGE, &[4; PAGE as usize]));
-    file.state.meta.lock().fail("so the test has it".into());
+    let long_ago = m.files.now_ns() - 2_000_000_000;
+    (file.state.meta.lock()).fail_write_back("so the test has it".into(), long_ago);
     assert!(clean(&file), "a failed file");
     m.files.write_back_all().unwrap();
     // What the newest batch vouches for.
@@ -169,6 +170,48 @@ fn a_page_that_cannot_be_cleaned_stays_and_its_file_knows() {
     m.files.read(&file, pages[3] * PAGE, &mut page).unwrap();
     assert_eq!(page, content(pages[3], 7));
     assert_eq!(m.files.pages.dirty(), 0, "the sync has written it");
+}
+
+/// Write-back was tried again as often as the set was looked at, some hundred times a second; and once all was well, the file was cleaned
+/// no more.
+#[test]
+fn a_failed_file_in_a_crowded_set_is_tried_once_in_a_while_until_it_is_home() {
+    let world = World::new(72, 64, FRAMES);
+    let m = world.mount();
+    let file = at_home(&m);
+    // As if by threads.
+    m.files.cleaning.set_running();
+    crowd(&m, &file, 7);
+    for device in &world.devices {
+        device.fail_writes(Strikes::Always, None);
+    }
+    let failures = || file.state.meta.lock().failure.count;
+    let look_often = || {
+        let before = failures();
+        for _ in 0..50 {
+            m.files.clean_now();
+            let _ = m.files.tick();
+        }
+        failures() - before
+    };
+    // A piece for each page, perhaps.
+    let first = look_often();
+    assert!((1..=13).contains(&first), "{first} failures");
+    // Until it is old, too.
+    for _ in 0..6 {
+        world.clock.advance(Duration::from_millis(1100));
+        assert_eq!(look_often(), 1);
+    }
+    for device in &world.devices {
+        device.heal();
+    }
+    assert_eq!(m.files.pages.dirty(), 13);
+    world.clock.advance(Duration::from_millis(1100));
+    assert_eq!((look_often(), m.files.pages.dirty()), (0, 0));
+    crowd(&m, &file, 8);
+    m.files.clean_now();
+    assert_eq!(m.files.pages.crowded(), 0, "it is cleaned again");
+    assert_eq!(m.files.fsync(&file, true).unwrap_err().errno(), libc::EIO);
 }
 
 #[test]

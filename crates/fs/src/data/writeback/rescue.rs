@@ -82,11 +82,20 @@ impl Files {
             outcome => outcome,
         };
         if let Err(error) = &outcome {
-            state.meta.lock().fail(error.to_string());
+            let now_ns = self.now_ns();
+            (state.meta.lock()).fail_write_back(error.to_string(), now_ns);
             tracing::error!("write-back of inode {} failed: {error}", state.ino());
         }
         self.trim_promise(state);
         outcome
+    }
+
+    /// All that was dirty in a file has gone home: what failed before has passed.
+    pub(super) fn fails_no_more(&self, state: &FileState) {
+        let mut meta = state.meta.lock();
+        if meta.failing_ns.is_some() {
+            meta.failing_ns = None;
+        }
     }
 
     /// Writes home what it can of the next dirty pages. What cannot be written stays dirty; that the file has failed is latched.
