@@ -152,15 +152,15 @@ fn a_future_does_not_wait_for_the_end_of_another() {
     let mut long = pin!(fs.read_future(&file, 0, AlignedBuf::zeroed(PAGE)));
     let mut look = || long.as_mut().poll(&mut Context::from_waker(Waker::noop()));
     assert!(look().is_pending());
-    // A device begins with the transfer, and the service time follows.
+    // A device begins with the transfer, and then looks how long that shall take.
     while transfers() == before {
         base::thread::yield_now();
     }
-    set(Duration::ZERO);
     // There is nothing there.
     let (_, read) = block_on(fs.read_future(&file, 1 << 20, AlignedBuf::zeroed(PAGE)));
     assert_eq!(read.unwrap(), 0);
     assert!(look().is_pending(), "it came after the other one");
+    set(Duration::ZERO);
     let (data, read) = block_on(long);
     assert_eq!(read.unwrap(), PAGE);
     assert!(data[..] == noise(4, PAGE));
