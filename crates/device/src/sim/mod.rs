@@ -49,6 +49,7 @@
 //! the same seed and the same operations give the same [`SimDevice::trace_hash`]. Powers are methods
 //! of `SimDevice`; the production trait has none.
 
+mod batch;
 mod cached;
 mod faults;
 mod pages;
@@ -56,6 +57,7 @@ mod power;
 mod queue;
 mod state;
 
+pub use batch::Batch;
 pub use cached::{Keep, Survival};
 pub use faults::{FaultKind, Odds, Struck, Times};
 pub use power::PowerSwitch;
@@ -71,7 +73,7 @@ use base::thread;
 use cached::Cached;
 use faults::{Fault, Faults, medium_error, no_device, no_power};
 use pages::{Pages, hash_bytes, hash_pages, load, mix, store};
-use power::{InBatch, Power};
+use power::Power;
 use queue::SimQueue;
 use state::State;
 use std::io;
@@ -752,14 +754,9 @@ impl BlockDevice for SimDevice {
     }
 
     fn run(&self, requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>) {
-        let _batch = InBatch::enter();
-        let marks = self.take_in_hand(requests);
-        for (request, mark) in requests.iter_mut().zip(marks) {
-            let result = self.perform(&mut request.operation);
-            if let Some(mark) = mark {
-                self.state.lock().performed(mark, &result);
-            }
-            request.error = result.err();
+        let mut batch = self.begin(requests);
+        for request in requests {
+            batch.perform(request);
         }
         if let Some(meanwhile) = meanwhile {
             meanwhile();
