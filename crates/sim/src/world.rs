@@ -195,8 +195,10 @@ struct Seen {
     /// With the order in which they were begun: others may come in while one is caught.
     points: Vec<(usize, CrashPoint)>,
     begun: usize,
-    /// Oldest batch first; within a batch the next to complete comes last.
-    in_flight: Vec<InFlight>,
+    /// Each with its ticket, in the order in which they were begun, whoever completes first.
+    in_flight: Vec<(u64, InFlight)>,
+    /// Tickets that were given.
+    tickets: u64,
     interposed: Option<(u64, Box<dyn FnOnce() + Send>)>,
     watch: Option<Arc<dyn Watch>>,
 }
@@ -288,10 +290,10 @@ impl Tap {
         }
     }
 
-    /// Notes the writes of a batch that is about to run; returns how many.
-    fn start(&self, device: usize, requests: &[Request<'_>]) -> usize {
+    /// Notes the writes of a batch that is about to run; returns the ticket of the first of them, whose successors have the next ones.
+    fn start(&self, device: usize, requests: &[Request<'_>]) -> Option<u64> {
         if !self.on.load(Ordering::Relaxed) {
-            return 0;
+            return None;
         }
         let writes = requests
             .iter()
@@ -303,17 +305,18 @@ impl Tap {
                 }),
                 _ => None,
             });
-        let mut seen = self.seen.lock();
+        let seen = &mut *self.seen.lock();
+        let first = seen.tickets;
         let before = seen.in_flight.len();
-        // The next one to complete is the last.
-        seen.in_flight.extend(writes);
-        seen.in_flight[before..].reverse();
-        seen.in_flight.len() - before
+        seen.in_flight.extend((first..).zip(writes));
+        seen.tickets += (seen.in_flight.len() - before) as u64;
+        Some(first)
     }
 
-    /// The newest batch's next write has completed.
-    fn completed(&self) {
-        self.seen.lock().in_flight.pop();
+    /// The write with this ticket has completed.
+    fn completed(&self, ticket: u64) {
+        let in_flight = &mut self.seen.lock().in_flight;
+        in_flight.retain(|(other, _)| *other != ticket);
     }
 }
 
@@ -327,10 +330,10 @@ struct InFlight {
 
 /// The devices at the moment when the power goes, with writes in flight: any of their sectors
 /// may be written, whatever durability was asked for.
-fn caught(devices: &[Arc<SimDevice>], in_flight: &[InFlight]) -> CrashPoint {
+fn caught(devices: &[Arc<SimDevice>], in_flight: &[(u64, InFlight)]) -> CrashPoint {
     let switch = PowerSwitch::new();
     let forks: Vec<Arc<SimDevice>> = devices.iter().map(|d| d.fork(&switch)).collect();
-    for write in in_flight {
+    for (_, write) in in_flight {
         let operation = Operation::Write {
             offset: write.offset,
             buf: &write.bytes,
@@ -363,7 +366,7 @@ impl BlockDevice for Tapped {
         // Batches of several devices are in flight at once: this one has started, and completes
         // after those that start meanwhile. A power cut finds all of them under way.
         let mut batch = self.inner.begin(requests);
-        let mut left = self.tap.start(self.index, requests);
+        let mut ticket = self.tap.start(self.index, requests);
         if let Some(meanwhile) = meanwhile.take_if(|_| !self.told_late) {
             meanwhile();
         }
@@ -390,9 +393,9 @@ impl BlockDevice for Tapped {
             {
                 watch.after_read();
             }
-            if write && left > 0 {
-                left -= 1;
-                self.tap.completed();
+            if let Some(ticket) = ticket.as_mut().filter(|_| write) {
+                self.tap.completed(*ticket);
+                *ticket += 1;
             }
         }
         // Or before them, and nobody knows yet.
@@ -669,6 +672,7 @@ impl Machine {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use base::{sched, thread};
 
     /// A machine of two empty devices.
     fn blank(seed: u64) -> Machine {
@@ -726,5 +730,30 @@ mod tests {
             }
         }
         assert_eq!(alone, [true; 4]);
+    }
+
+    /// What had completed last was taken for what had been begun last, whoever had begun it.
+    #[test]
+    fn each_thread_completes_what_it_has_begun() {
+        for seed in 0..16 {
+            let machine = blank(seed);
+            let handles = machine.handles();
+            machine.tap.collect(true);
+            sched::run("two writers", seed, &machine.clock, || {
+                thread::parallel(2, |me| {
+                    for at in 0..4 {
+                        handles[me].run(&mut [write(at * SECTOR, &[1; SECTOR])], None);
+                    }
+                });
+            });
+            for point in machine.tap.take() {
+                for device in &point.devices {
+                    let mut volatile = device.cached_writes();
+                    volatile.dedup();
+                    assert!(volatile.len() <= 1, "durable, and in flight: {volatile:?}");
+                }
+            }
+            assert!(machine.tap.seen.lock().in_flight.is_empty());
+        }
     }
 }
