@@ -182,6 +182,8 @@ canaries! {
     /// fsync takes its fast path although the size, the extents or the attributes are not durable
     /// (R7): the file is short or empty after a cut.
     FsyncUncommitted => "fsync-uncommitted", Cut,
+    /// fsync of a directory returns without a commit: names that were made in it are gone after a cut.
+    DirectoryUncommitted => "directory-uncommitted", Cut,
     /// What an operation has changed of a file is noted for its fsync after the operation has unlocked it (op, invariant 7): who sees the new
     /// name or attribute, and syncs the file, finds nothing to wait for, and the change is gone after a cut.
     ChangeNotedLate => "change-noted-late", Threads,

@@ -88,7 +88,7 @@ fn place(canary: Canary) -> Place {
         FailedBatchIgnored => Scenario("failing"),
         NoCredits => Scenario("flood"),
         SegmentReusedEarly | BlocksReusedEarly | FailedWriteIgnored => Mode("random"),
-        NameNotRechecked => Mode("threads"),
+        DirectoryUncommitted | NameNotRechecked => Mode("threads"),
     }
 }
 

@@ -6,7 +6,7 @@
 //! own history stays a simple list. After a crash
 //!
 //! 1. the entries of a task are those after some prefix of its operations, and that prefix
-//!    contains every operation that a sync covered, its own or another task's;
+//!    contains every operation that a sync covered, its own or another task's, or one of the inode or of a directory;
 //! 2. if an operation is there, so is every operation of any task that had returned before it
 //!    was called;
 //! 3. a file holds, sector by sector, what its owner wrote since the last sync that covered

@@ -238,7 +238,7 @@ pub(super) struct Ledger {
     /// Operations before the first of `states`.
     pub before: usize,
     pub files: BTreeMap<(Ino, u64), History>,
-    /// The last operation on each inode.
+    /// The last operation on each inode, and in each common directory.
     pub touched: BTreeMap<Ino, usize>,
     /// An operation was called and has not returned.
     pub pending: bool,

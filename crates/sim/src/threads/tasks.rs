@@ -8,6 +8,7 @@ use crate::look::content_of;
 use crate::setting::Trouble;
 use crate::world::Machine;
 use base::rng::Rng;
+use base::sync::Mutex;
 use fs::{Caller, FileSystem, Ino, OpenFile, ROOT, SetAttr};
 use std::ops::Range;
 use std::sync::Arc;
@@ -160,7 +161,9 @@ impl Task<'_> {
         let returned = self.known.tick();
         ledger.spans.push(Span { called, returned });
         let number = ledger.operations();
-        ledger.touched.insert(attr.ino, number);
+        for ino in [dir, attr.ino] {
+            ledger.touched.insert(ino, number);
+        }
         if kind == Kind::File {
             let id = (attr.ino, attr.generation);
             ledger.files.insert(id, History::new(Vec::new()));
@@ -179,7 +182,8 @@ impl Task<'_> {
         {
             return Ok(());
         }
-        let mut touched = vec![moved.ino];
+        let (a, b) = (self.dirs[from.0], self.dirs[to.0]);
+        let mut touched = vec![moved.ino, a, b];
         if let Some(target) = target {
             touched.push(target.ino);
             unlink(&mut next, &target);
@@ -187,7 +191,6 @@ impl Task<'_> {
         next.remove(&from);
         next.insert(to.clone(), moved);
         let who = Caller::root();
-        let (a, b) = (self.dirs[from.0], self.dirs[to.0]);
         self.change(next, &touched, || {
             self.fs.rename(&who, a, &from.1, b, &to.1, 0)
         })
@@ -213,7 +216,7 @@ impl Task<'_> {
         }
         let who = Caller::root();
         let dir = self.dirs[to.0];
-        self.change(next, &[ino], || {
+        self.change(next, &[ino, dir], || {
             self.fs.link(&who, ino, dir, &to.1).map(|_| ())
         })
     }
@@ -226,7 +229,7 @@ impl Task<'_> {
         };
         unlink(&mut next, &entry);
         let (who, dir) = (Caller::root(), self.dirs[place.0]);
-        self.change(next, &[entry.ino], || match entry.kind {
+        self.change(next, &[entry.ino, dir], || match entry.kind {
             Kind::File => self.fs.unlink(&who, dir, &place.1),
             Kind::Dir => self.fs.rmdir(&who, dir, &place.1),
         })
@@ -397,8 +400,23 @@ impl Task<'_> {
         let mut ledger = self.ledger();
         let history = ledger.files.get_mut(&id).expect("files have content");
         history.durable(history.versions.number(), mark);
-        if let (Some(operation), false) = (ledger.touched.get(&entry.ino).copied(), data_only) {
+        if let Some(operation) = ledger.touched.get(&entry.ino).copied() {
             ledger.durable(operation, mark);
+        }
+        Ok(())
+    }
+
+    /// Makes durable what all tasks have done in a common directory.
+    fn fsync_directory(&mut self) -> Result<(), fs::Error> {
+        let dir = *self.rng.pick(self.dirs);
+        let last = |ledger: &Mutex<Ledger>| ledger.lock().touched.get(&dir).copied();
+        let covered: Vec<_> = self.known.ledgers.iter().map(last).collect();
+        self.fs.fsync_inode(dir, self.rng.one_in(3))?;
+        let mark = self.known.mark();
+        for (ledger, operation) in self.known.ledgers.iter().zip(covered) {
+            if let Some(operation) = operation {
+                ledger.lock().durable(operation, mark);
+            }
         }
         Ok(())
     }
@@ -591,7 +609,7 @@ impl Task<'_> {
         if self.known.trouble != Trouble::None && self.rng.one_in(self.known.fault_every) {
             self.fault();
         }
-        let what = self.rng.below(56);
+        let what = self.rng.below(58);
         self.known
             .note(|| format!("task {}: {}", self.me, step_name(what)));
         match what {
@@ -617,6 +635,7 @@ impl Task<'_> {
             44..=49 => self.jostle(),
             50 => Ok(self.fs.store().trim(0..u64::MAX, 1).map(drop)?),
             52..=55 => self.fell(),
+            56..=57 => self.fsync_directory(),
             _ => self.fs.tick(),
         }
     }
@@ -640,6 +659,7 @@ fn step_name(step: u64) -> &'static str {
         44..=49 => "fight for a name",
         50 => "trim",
         52..=55 => "fight for a tree",
+        56..=57 => "fsync a directory",
         _ => "tick",
     }
 }
