@@ -342,6 +342,7 @@ impl Driver {
             }
             (Ok(()), Ok(_)) => {
                 self.oracle.done(op);
+                self.check_orphans()?;
                 self.check_staged()
             }
             (Err(error), Err(errno)) if error.errno() == errno => Ok(()),
@@ -379,7 +380,7 @@ impl Driver {
 
     /// What a handle's fsync said once it says again, until the file is opened anew.
     fn remember(&mut self, path: &str, result: &Result<(), fs::Error>) -> Result<(), Stop> {
-        let file = self.oracle.now().file(path);
+        let file = self.file(path);
         let Some(id) = file.filter(|id| self.held.contains_key(id)) else {
             return Ok(());
         };
@@ -467,6 +468,31 @@ impl Driver {
             .any(|device| !device.struck().iter().all(told))
     }
 
+    /// Who holds a file without a name reads what was written to it.
+    fn check_orphans(&self) -> Result<(), Stop> {
+        if self.faulty {
+            return Ok(());
+        }
+        for id in self.oracle.orphans() {
+            let Some(file) = self.held.get(&id) else {
+                continue;
+            };
+            match look::content_of(self.fs(), file) {
+                Err(error) if self.machine.switch.is_cut() => {
+                    return Err(Stop::Environment(error.to_string()));
+                }
+                Ok(bytes) if bytes == **self.oracle.content(id) => {}
+                read => {
+                    let what = read.map_or_else(|e| e.to_string(), |_| "something else".into());
+                    let what =
+                        format!("@{id}, which has no name, does not read as written: {what}");
+                    return Err(Stop::Violation(what));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Who reads through an atomic write sees what it has staged over what its file holds now.
     fn check_staged(&self) -> Result<(), Stop> {
         if self.faulty {
@@ -514,12 +540,13 @@ impl Driver {
             | Op::Truncate(path, _) => path,
             _ => return Ok(()),
         };
-        let Some(id) = self.oracle.now().file(path) else {
+        let Some(id) = self.file(path) else {
             return Ok(());
         };
-        let left = self.ino(path).and_then(|ino| {
-            let shown = look::shown(&self.fs().getattr(ino)?);
-            Ok((look::content(self.fs(), ino)?, shown))
+        let left = self.handle(path, 0).and_then(|file| {
+            let file = file.ok_or(fs::Error::NotFound)?;
+            let shown = look::shown(&self.fs().getattr(file.ino())?);
+            Ok((look::content_of(self.fs(), &file)?, shown))
         });
         match left {
             Ok((bytes, shown)) => self.oracle.observe(id, bytes, shown, self.began),
@@ -543,9 +570,17 @@ impl Driver {
         Ok(at)
     }
 
+    /// As [`Oracle::file`], also of one that is just let go of.
+    fn file(&self, path: &str) -> Option<Id> {
+        match path.strip_prefix('@') {
+            Some(number) => number.parse().ok().filter(|id| self.held.contains_key(id)),
+            None => self.oracle.file(path),
+        }
+    }
+
     /// A handle of the regular file that the model has at a path; `None` when it has none.
     fn handle(&self, path: &str, flags: i32) -> Result<Option<Arc<OpenFile>>, fs::Error> {
-        let Some(id) = self.oracle.now().file(path) else {
+        let Some(id) = self.file(path) else {
             return Ok(None);
         };
         match self.held.get(&id) {
@@ -574,7 +609,7 @@ impl Driver {
             Op::Remount => self.remount(),
             Op::Hold(path) => {
                 if let Some(file) = self.handle(path, 0)?
-                    && let Some(id) = self.oracle.now().file(path)
+                    && let Some(id) = self.file(path)
                 {
                     self.held.insert(id, file);
                     self.told.remove(&id);
@@ -582,7 +617,7 @@ impl Driver {
                 Ok(())
             }
             Op::Release(path) => {
-                if let Some(id) = self.oracle.now().file(path)
+                if let Some(id) = self.file(path)
                     && let Some(file) = self.held.remove(&id)
                 {
                     self.told.remove(&id);
@@ -813,7 +848,7 @@ impl Driver {
                 let Some(file) = self.handle(path, flags)? else {
                     return Ok(());
                 };
-                let id = self.oracle.now().file(path).expect("it has a handle");
+                let id = self.file(path).expect("it has a handle");
                 // The model has the new content already.
                 let size = self.oracle.content(id).len() as u64;
                 let at = at.unwrap_or(size - len);
@@ -829,10 +864,16 @@ impl Driver {
                 self.close(&file);
                 Ok(())
             }
-            Op::Truncate(path, size) => match self.oracle.now().file(path) {
-                Some(_) => fs.truncate(&Caller::root(), self.ino(path)?, *size),
-                None => Ok(()),
-            },
+            Op::Truncate(path, size) => {
+                let Some(id) = self.file(path) else {
+                    return Ok(());
+                };
+                let ino = match self.held.get(&id) {
+                    Some(file) => file.ino(),
+                    None => self.ino(path)?,
+                };
+                fs.truncate(&Caller::root(), ino, *size)
+            }
             Op::Fallocate {
                 path,
                 mode,

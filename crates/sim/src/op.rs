@@ -96,7 +96,7 @@ pub enum Op {
         len: u64,
         tag: u64,
     },
-    /// Opened, and kept open until the next `Release`.
+    /// Opened, and kept open until the next `Release`. Operations name the file by its path, or by `@` and its number once it has none.
     Hold(String),
     Release(String),
     /// Closed cleanly and opened again.

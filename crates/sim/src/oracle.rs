@@ -16,7 +16,7 @@ use crate::op::{Atomic, How, Op, pattern};
 use crate::staged::Staged;
 use crate::times::{Beginnings, Changes, Shown, Stamp};
 use crate::tree::{Change, Id, Kind, Outcome, TOP, Tree};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// After this many operations, the file has at least that version.
@@ -45,6 +45,8 @@ pub struct Oracle {
     barriers: Vec<Barrier>,
     /// Of transactions: the version is there exactly when the operation is.
     atomic: Vec<Barrier>,
+    /// Files that somebody has open, with a name or without.
+    held: BTreeSet<Id>,
     /// What atomic writes have staged, by their numbers.
     staged: BTreeMap<u64, Staged>,
     /// The one that staged last, as it was before.
@@ -67,6 +69,7 @@ impl Oracle {
             untouched: Vec::new(),
             barriers: Vec::new(),
             atomic: Vec::new(),
+            held: BTreeSet::new(),
             staged: BTreeMap::new(),
             unstaged: None,
             is_commit: false,
@@ -76,6 +79,21 @@ impl Oracle {
 
     pub fn now(&self) -> &Tree {
         self.states.last().expect("there is a state")
+    }
+
+    /// The regular file at a path, or the one with the number behind an `@` if it is held, whatever has become of its names.
+    pub fn file(&self, path: &str) -> Option<Id> {
+        match path.strip_prefix('@') {
+            Some(number) => number.parse().ok().filter(|id| self.held.contains(id)),
+            None => self.now().file(path),
+        }
+    }
+
+    /// Files that are held and have no name any more.
+    pub fn orphans(&self) -> Vec<Id> {
+        let named = &self.now().things;
+        let held = self.held.iter().copied();
+        held.filter(|id| !named.contains_key(id)).collect()
     }
 
     /// The newest content of a file.
@@ -126,7 +144,16 @@ impl Oracle {
         match op {
             Op::Tx { ops, .. } => return self.begin_transaction(ops, now),
             Op::Atomic { number, step } => return self.begin_atomic(*number, step, now),
-            Op::Remount => self.staged.clear(),
+            Op::Remount => {
+                self.staged.clear();
+                self.held.clear();
+            }
+            Op::Hold(path) => self.held.extend(self.file(path)),
+            Op::Release(path) => {
+                if let Some(id) = self.file(path) {
+                    self.held.remove(&id);
+                }
+            }
             _ => {}
         }
         if let Op::Rename(from, ..) = op
@@ -416,7 +443,7 @@ impl Oracle {
                 tag,
                 how,
             } => {
-                let Some(id) = self.now().file(path) else {
+                let Some(id) = self.file(path) else {
                     return;
                 };
                 let history = self.history(id);
@@ -428,7 +455,7 @@ impl Oracle {
                 }
             }
             Op::Rewrite { path, len, tag } => {
-                if let Some(id) = self.now().file(path) {
+                if let Some(id) = self.file(path) {
                     let history = self.history(id);
                     history.cut_to_nothing(calm);
                     history.change(pattern(*tag, 0, *len), false);
@@ -440,7 +467,7 @@ impl Oracle {
                 }
             }
             Op::Truncate(path, size) => {
-                if let Some(id) = self.now().file(path) {
+                if let Some(id) = self.file(path) {
                     let history = self.history(id);
                     let mut bytes = history.now().to_vec();
                     let cut = (*size as usize) < bytes.len();
@@ -457,7 +484,7 @@ impl Oracle {
                 at,
                 len,
             } => {
-                if let Some(id) = self.now().file(path) {
+                if let Some(id) = self.file(path) {
                     let history = self.history(id);
                     history.write_back();
                     let bytes = fallocated(history.now(), *mode, *at, *len);
@@ -465,7 +492,7 @@ impl Oracle {
                 }
             }
             Op::Fsync(path) | Op::Fdatasync(path) => {
-                if let Some(id) = self.now().file(path) {
+                if let Some(id) = self.file(path) {
                     self.history(id).write_back();
                 }
             }
@@ -480,10 +507,7 @@ impl Oracle {
     fn begin_change(&mut self, op: &Op, change: &Change, now: Stamp) {
         let id = match op {
             Op::SetTime(path, time) => {
-                let changes = self
-                    .now()
-                    .file(path)
-                    .and_then(|id| self.changes.get_mut(&id));
+                let changes = self.file(path).and_then(|id| self.changes.get_mut(&id));
                 if let Some(changes) = changes {
                     changes.set(now, *time);
                 }
@@ -492,7 +516,7 @@ impl Oracle {
             Op::Write { path, .. }
             | Op::Rewrite { path, .. }
             | Op::Truncate(path, _)
-            | Op::Fallocate { path, .. } => self.now().file(path),
+            | Op::Fallocate { path, .. } => self.file(path),
             Op::TmpLink { .. } => change.created,
             _ => None,
         };
@@ -543,7 +567,7 @@ impl Oracle {
     pub fn done_with_names(&mut self, op: &Op) {
         match op {
             Op::Fsync(path) | Op::Fdatasync(path) => {
-                let id = self.now().resolve(path).ok();
+                let id = self.thing(path);
                 if let Some(operation) = id.and_then(|id| self.touched.get(&id)) {
                     self.durable_through(*operation);
                 }
@@ -557,8 +581,14 @@ impl Oracle {
         }
     }
 
+    /// What is synced by this path.
+    fn thing(&self, path: &str) -> Option<Id> {
+        let file = self.file(path);
+        file.or_else(|| self.now().resolve(path).ok())
+    }
+
     fn synced(&mut self, path: &str) {
-        let Ok(id) = self.now().resolve(path) else {
+        let Some(id) = self.thing(path) else {
             return;
         };
         if let Some(history) = self.contents.get_mut(&id) {
@@ -604,6 +634,7 @@ impl Oracle {
                         untouched: Vec::new(),
                         barriers: Vec::new(),
                         atomic: Vec::new(),
+                        held: BTreeSet::new(),
                         staged: BTreeMap::new(),
                         unstaged: None,
                         is_commit: false,

@@ -13,7 +13,7 @@ use crate::oracle::Oracle;
 use crate::run::guarded;
 use crate::sequences::OLD;
 use crate::setting::{Setting, Trouble};
-use crate::tree::{Kind, Tree};
+use crate::tree::{Id, Kind, Tree};
 use crate::world::{Image, Machine};
 use base::rng::Rng;
 use device::sim::{Survival, Times};
@@ -101,7 +101,8 @@ impl Generator {
     }
 
     /// The next step, for the state that the model is in; `None` at the end.
-    pub fn next(&mut self, tree: &Tree, devices: u64) -> Option<Step> {
+    pub fn next(&mut self, oracle: &Oracle, devices: u64) -> Option<Step> {
+        let tree = oracle.now();
         let rng = &mut self.rng;
         if self.left_in_cycle == 0 {
             if self.cycles == self.setting.cycles {
@@ -136,9 +137,19 @@ impl Generator {
         if self.rng.one_in(8) {
             return Some(Step::Op(self.atomic_write(tree)));
         }
+        let orphans = oracle.orphans();
+        if !orphans.is_empty() && self.rng.one_in(5) {
+            let orphan = *self.rng.pick(&orphans);
+            return Some(Step::Op(self.without_name(orphan)));
+        }
         let op = self.op(tree);
         if op == Op::Remount {
             self.atomic.clear();
+        }
+        if let Op::Hold(path) = &op
+            && self.rng.one_in(2)
+        {
+            self.queued.push(Op::Unlink(path.clone()));
         }
         if let Op::Write { path, .. } = &op
             && self.rng.one_in(4)
@@ -317,6 +328,32 @@ impl Generator {
                 path,
                 at: (!rng.one_in(3)).then(|| rng.below(9000)),
                 len: 1 + rng.below(5000),
+                tag: self.tag,
+                how: How::Buffered,
+            },
+        }
+    }
+
+    /// An operation on a file that is held and has no name.
+    fn without_name(&mut self, orphan: Id) -> Op {
+        self.tag += 1;
+        let (rng, path) = (&mut self.rng, format!("@{orphan}"));
+        let largest = *rng.pick(&[100, 5000, self.setting.largest]);
+        match rng.below(12) {
+            0 => Op::Release(path),
+            1 | 2 => Op::Fsync(path),
+            3 => Op::Fdatasync(path),
+            4 => Op::Truncate(path, rng.below(*rng.clone().pick(&[1, 5000, 70_000]))),
+            5 => Op::Fallocate {
+                path,
+                mode: *rng.pick(&[0, 1, libc::FALLOC_FL_PUNCH_HOLE | 1]),
+                at: rng.below(30_000),
+                len: 1 + rng.below(30_000),
+            },
+            _ => Op::Write {
+                path,
+                at: (!rng.one_in(3)).then(|| rng.below(largest + 1)),
+                len: 1 + rng.below(largest),
                 tag: self.tag,
                 how: How::Buffered,
             },
@@ -535,7 +572,7 @@ pub fn run(setting: &Setting, mut source: Source, seen: &Seen) -> Ran {
                 Source::Made(generator) => {
                     let driver = run.driver.as_ref().expect("between steps there is one");
                     let devices = driver.machine.devices.len() as u64;
-                    generator.next(driver.oracle.now(), devices)
+                    generator.next(&driver.oracle, devices)
                 }
                 Source::Listed(list) => list.next(),
             };

@@ -1,12 +1,15 @@
 //! Short runs of every mode. `SHEAF_SEEDS=100-200` runs other seeds.
 
 use base::canary::Canary;
+use base::rng::Rng;
+use device::sim::Survival;
+use sim::drive::Driver;
 use sim::explore::{Failure, Seen};
 use sim::random::{run_seed, run_steps};
 use sim::run;
 use sim::sequences::Plan;
 use sim::setting::{Setting, Trouble};
-use sim::world::Shape;
+use sim::world::{Image, Machine, Shape};
 
 fn seeds(default: &str) -> std::ops::RangeInclusive<u64> {
     let range = std::env::var("SHEAF_SEEDS").unwrap_or(default.into());
@@ -88,4 +91,42 @@ fn a_lost_batch_that_a_later_one_follows_is_not_excused() {
     let failure = lies(text);
     base::canary::plant(None);
     assert!(failure.is_some());
+}
+
+/// Files were held by their paths alone: one that had lost its last name was not touched again before it was gone.
+#[test]
+fn a_held_file_is_used_without_a_name() {
+    let image = Image::format(&Shape::small(2)).unwrap();
+    let mut driver = Driver::fresh(Machine::new(&image, 1), true).unwrap();
+    let run = |driver: &mut Driver, ops: &[&str]| {
+        for op in ops {
+            driver.run(&op.parse().unwrap()).unwrap();
+        }
+    };
+    run(
+        &mut driver,
+        &["create f", "write f 0 20000 1", "sync", "hold f"],
+    );
+    let full = driver.fs().statfs().blocks_free;
+    let id = driver.oracle.now().file("f").unwrap();
+    run(&mut driver, &["unlink f"]);
+    assert_eq!(driver.oracle.orphans(), [id]);
+    let held = |op: &str| op.replace('@', &format!("@{id}"));
+    let ops = ["write @ 9000 30000 2", "truncate @ 38000", "fsync @"].map(held);
+    run(&mut driver, &ops.each_ref().map(String::as_str));
+    assert_eq!(driver.oracle.content(id).len(), 38_000);
+    // The fsync has promised that the file has no name.
+    let crashed = driver
+        .machine
+        .point()
+        .crash(Survival::None, &mut Rng::new(1));
+    let machine = Machine::after(&Shape::small(2), crashed, driver.machine.now_ns());
+    let after = Driver::recover(machine, &driver.oracle).unwrap();
+    assert!(after.fs().lookup(fs::ROOT, b"f").is_err());
+    run(&mut driver, &[&held("release @"), "sync"]);
+    assert!(driver.oracle.orphans().is_empty());
+    assert!(
+        driver.fs().statfs().blocks_free > full,
+        "its blocks are free"
+    );
 }
