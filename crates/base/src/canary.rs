@@ -189,6 +189,9 @@ canaries! {
     ChangeNotedLate => "change-noted-late", Threads,
     /// Who syncs a file beside another takes the write-back that is under way for its own: what it wrote is not durable when it returns.
     FlushUnderWayCovers => "flush-under-way-covers", Threads,
+    /// A sync that is handed over joins a call that is already under way (aio/syncs, invariant 1): what was written before it and after that call
+    /// had begun is not durable when it has ended.
+    SyncJoined => "sync-joined", Threads,
     /// fsync does not flush what was overwritten in place: old bytes come back after a cut.
     OverwriteUnflushed => "overwrite-unflushed", Cut,
     /// A failed flush is not remembered by the files that wrote before it (R17): the next fsync

@@ -78,7 +78,7 @@ fn place(canary: Canary) -> Place {
         FlightsNotAwaited => Scenario("flights"),
         CleanedTooEarly | GuardOverwritten | RangeIgnored | StoresUnseen | DirectUnderHome
         | FlushUnderWayCovers | LoadUndoomed | FlightUnnoted | FilledBeforeWritten
-        | FlightKeptLate => Scenario("one-file"),
+        | FlightKeptLate | SyncJoined => Scenario("one-file"),
         TransactionUnchecked | TransactionMergedEarly | TransactionNotUndone => {
             Scenario("transactions")
         }

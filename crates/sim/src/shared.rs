@@ -1,6 +1,6 @@
 //! Several threads in one file: writes of one page and of several, through the cache and past it, that overlap, beside reads,
-//! write-back, syncs, cuts and growth, in an order that a seed decides. Some of what goes past the cache is handed to a context,
-//! and asked for later. Some are atomic writes, staged long before they are committed, or dropped. Pages lose their blocks meanwhile, or have
+//! write-back, syncs, cuts and growth, in an order that a seed decides. Some of what goes past the cache is to be durable when it has ended.
+//! Some of that, and some syncs, are handed to a context, and asked for later. Some are atomic writes, staged long before they are committed, or dropped. Pages lose their blocks meanwhile, or have
 //! some that hold nothing, so that what goes past the cache fills them.
 //!
 //! Each write has a value of its own, which fills all of it, in units of half a page; a punched unit has that of the first write, 0, which
@@ -12,14 +12,14 @@
 //!    both cover two units not one in each;
 //! 3. what a guard of a page showed when it was taken it shows as long as it lives;
 //! 4. at the end the power goes: each sector has what some write made it that was not superseded when the last sync of the file
-//!    began, or an atomic write of it that has returned, and `fsck` finds nothing. Of an atomic write nothing is there, or all that later ones
+//!    began or was handed over, or an atomic or durable write of it that has ended, and `fsck` finds nothing. Of an atomic write nothing is there, or all that later ones
 //!    have left.
 
 use crate::world::{Image, Machine, Shape, Watch};
 use base::rng::Rng;
 use base::sync::{Mutex, rank};
 use base::{sched, thread};
-use device::sim::Survival;
+use device::sim::{PowerSwitch, Survival};
 use device::{AlignedBuf, Topology};
 use format::BLOCK_SIZE;
 use fs::{
@@ -60,6 +60,7 @@ pub fn run(seed: u64) -> Result<(), String> {
     let machine = Machine::new(&Image::format(&shape)?, seed);
     let (cut, resizes) = (rng.one_in(3), rng.one_in(2));
     let after = rng.below(400);
+    let at_syncs = !cut && fortune.one_in(2);
     let ledger = Mutex::new(rank::LEDGER, Ledger::new());
     let switch = Arc::clone(&machine.switch);
     if plain || rng.one_in(2) {
@@ -85,6 +86,7 @@ pub fn run(seed: u64) -> Result<(), String> {
                     ledger: &ledger,
                     file: open(libc::O_RDWR)?,
                     past: open(libc::O_RDWR | libc::O_DIRECT)?,
+                    durable: open(libc::O_RDWR | libc::O_DIRECT | libc::O_DSYNC)?,
                     scanned: open(libc::O_RDONLY)?,
                     scan_at: 0,
                     rng: Rng::new(seed ^ (me as u64 + 1)),
@@ -94,6 +96,7 @@ pub fn run(seed: u64) -> Result<(), String> {
                     in_flight: Vec::new(),
                     guards: Vec::new(),
                     staged: None,
+                    switch: at_syncs.then(|| Arc::clone(&switch)),
                 };
                 let steps = if plain { STEPS / 3 } else { STEPS };
                 (0..steps).try_for_each(|_| task.step())?;
@@ -254,7 +257,7 @@ impl Ledger {
         (write.units, write.began) = (units, began);
     }
 
-    /// Its commit has returned.
+    /// It has ended, and is durable.
     fn committed(&mut self, value: usize) {
         self.end(value);
         let (units, began) = (self.writes[value].units.clone(), self.writes[value].began);
@@ -436,6 +439,8 @@ struct Task<'a> {
     ledger: &'a Mutex<Ledger>,
     file: Arc<OpenFile>,
     past: Arc<OpenFile>,
+    /// What is written through it is past the cache, and durable when it has ended.
+    durable: Arc<OpenFile>,
     /// Through which it reads one piece behind the other, up to here.
     scanned: Arc<OpenFile>,
     scan_at: usize,
@@ -448,12 +453,33 @@ struct Task<'a> {
     guards: Vec<(PageGuard, Vec<u8>)>,
     /// An atomic write, its value and its units.
     staged: Option<(AtomicWrite, usize, Range<usize>)>,
+    /// The power may go when a sync that was handed over has ended.
+    switch: Option<Arc<PowerSwitch>>,
+}
+
+/// How a write goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    Cached,
+    Past,
+    /// Past the cache as well.
+    Durable,
 }
 
 /// A request of a task's.
 enum InFlight {
-    Write { value: usize },
-    Read { first: usize, floors: Vec<u64> },
+    Write {
+        value: usize,
+        how: How,
+    },
+    Read {
+        first: usize,
+        floors: Vec<u64>,
+    },
+    /// With what was over when it was handed over.
+    Sync {
+        floors: Vec<u64>,
+    },
 }
 
 impl Task<'_> {
@@ -467,8 +493,9 @@ impl Task<'_> {
                 _ => self.read(),
             };
         }
-        match self.rng.below(38) {
-            34.. => self.punch(),
+        match self.rng.below(40) {
+            38.. => self.sync_in_a_row(),
+            34..38 => self.punch(),
             30..34 => self.write_atomically(),
             26..30 => self.scan(),
             20..24 => self.submit(),
@@ -526,14 +553,42 @@ impl Task<'_> {
 
     fn write(&mut self, most: usize) -> Result<(), Trouble> {
         let units = self.units(most);
-        let past = self.rng.one_in(8);
-        self.write_units(units, past)
+        let how = match self.rng.one_in(8) {
+            true => self.past(),
+            false => How::Cached,
+        };
+        self.write_units(units, how)
     }
 
     /// Whole pages.
     fn write_past(&mut self) -> Result<(), Trouble> {
         let units = self.units(6);
-        self.write_units(units.start / 2 * 2..units.end.next_multiple_of(2), true)
+        let how = self.past();
+        self.write_units(units.start / 2 * 2..units.end.next_multiple_of(2), how)
+    }
+
+    fn past(&mut self) -> How {
+        match self.rng.one_in(4) {
+            true => How::Durable,
+            false => How::Past,
+        }
+    }
+
+    fn file(&self, how: How) -> &Arc<OpenFile> {
+        match how {
+            How::Cached => &self.file,
+            How::Past => &self.past,
+            How::Durable => &self.durable,
+        }
+    }
+
+    /// A write has ended as it should.
+    fn ended(&self, value: usize, how: How) {
+        let mut ledger = self.ledger.lock();
+        match how {
+            How::Durable => ledger.committed(value),
+            How::Cached | How::Past => ledger.end(value),
+        }
     }
 
     /// Whole pages lose their blocks; some get others, which hold nothing.
@@ -551,17 +606,16 @@ impl Task<'_> {
         }
     }
 
-    fn write_units(&mut self, units: Range<usize>, past: bool) -> Result<(), Trouble> {
+    fn write_units(&mut self, units: Range<usize>, how: How) -> Result<(), Trouble> {
         let value = self.ledger.lock().begin(units.clone());
         let bytes = bytes_of(value, units.len());
-        let file = if past { &self.past } else { &self.file };
         let at = (units.start * UNIT) as u64;
-        let written = self.fs.write(file, at, &bytes).map_err(text)?;
+        let written = self.fs.write(self.file(how), at, &bytes).map_err(text)?;
         // As far as it came when the power went.
         if written != bytes.len() {
             return Err(Trouble::Failed(format!("a write of {written} bytes")));
         }
-        self.ledger.lock().end(value);
+        self.ended(value, how);
         Ok(())
     }
 
@@ -587,14 +641,13 @@ impl Task<'_> {
         }
         let units = self.units(6);
         let (reads, past) = (self.rng.one_in(3), self.rng.one_in(2));
-        let (file, units) = match (reads, past) {
-            (true, false) => (&self.file, units),
-            _ => {
-                let pages = units.start / 2 * 2..units.end.next_multiple_of(2);
-                (&self.past, pages)
-            }
+        let pages = units.start / 2 * 2..units.end.next_multiple_of(2);
+        let (how, units) = match (reads, past) {
+            (true, false) => (How::Cached, units),
+            (true, true) => (How::Past, pages),
+            _ => (self.past(), pages),
         };
-        let (file, offset) = (Arc::clone(file), (units.start * UNIT) as u64);
+        let (file, offset) = (Arc::clone(self.file(how)), (units.start * UNIT) as u64);
         let mut ledger = self.ledger.lock();
         let (what, request) = match reads {
             true => {
@@ -606,11 +659,15 @@ impl Task<'_> {
             false => {
                 let value = ledger.begin(units.clone());
                 let buf = AlignedBuf::from_slice(&bytes_of(value, units.len()));
-                let what = InFlight::Write { value };
+                let what = InFlight::Write { value, how };
                 (what, Request::Write { file, offset, buf })
             }
         };
         drop(ledger);
+        self.hand_over(what, request)
+    }
+
+    fn hand_over(&mut self, what: InFlight, request: Request) -> Result<(), Trouble> {
         self.in_flight.push(what);
         let user = self.in_flight.len() as u64 - 1;
         let taken = self.context.submit(&mut vec![(user, request)]);
@@ -627,7 +684,7 @@ impl Task<'_> {
         ended.into_iter().try_for_each(|done| self.completed(done))
     }
 
-    fn completed(&self, done: Completion) -> Result<(), Trouble> {
+    fn completed(&mut self, done: Completion) -> Result<(), Trouble> {
         let len = done.result.map_err(text)?;
         if len != done.buf.len() {
             return Err(Trouble::Failed(format!(
@@ -636,8 +693,17 @@ impl Task<'_> {
             )));
         }
         match &self.in_flight[done.user as usize] {
-            InFlight::Write { value } => {
-                self.ledger.lock().end(*value);
+            InFlight::Write { value, how } => {
+                self.ended(*value, *how);
+                Ok(())
+            }
+            InFlight::Sync { floors } => {
+                self.ledger.lock().synced(0..UNITS, floors);
+                if let Some(switch) = &self.switch
+                    && self.rng.one_in(4)
+                {
+                    switch.cut_now();
+                }
                 Ok(())
             }
             InFlight::Read { first, floors } => self.saw(*first, &done.buf, floors),
@@ -719,11 +785,36 @@ impl Task<'_> {
         (self.ledger.lock().read(first, &values, floors)).map_err(Trouble::Wrong)
     }
 
+    /// Half of the syncs are handed over, and end beside what comes next.
     fn sync(&mut self) -> Result<(), Trouble> {
+        if self.rng.one_in(2) {
+            return self.submit_sync();
+        }
         let floors = self.ledger.lock().floors(0..UNITS);
         self.fs.fsync(&self.file, true).map_err(text)?;
         self.ledger.lock().synced(0..UNITS, &floors);
         Ok(())
+    }
+
+    fn submit_sync(&mut self) -> Result<(), Trouble> {
+        if self.context.in_flight() == IN_FLIGHT {
+            self.complete(1)?;
+        }
+        let floors = self.ledger.lock().floors(0..UNITS);
+        let (file, data_only) = (Arc::clone(&self.file), self.rng.one_in(2));
+        let request = Request::Fsync { file, data_only };
+        self.hand_over(InFlight::Sync { floors }, request)
+    }
+
+    /// Writes while syncs are under way, and hands over others.
+    fn sync_in_a_row(&mut self) -> Result<(), Trouble> {
+        for _ in 0..IN_FLIGHT {
+            self.submit_sync()?;
+            let page = self.units(1).start / 2 * 2;
+            self.write_units(page..page + 2, How::Past)?;
+        }
+        self.submit_sync()?;
+        self.complete(self.context.in_flight())
     }
 
     /// The first task's alone: the file gets longer, or as short as it was.
@@ -769,6 +860,7 @@ mod tests {
             Canary::GuardOverwritten,
             Canary::StreamUnasked,
             Canary::FilledBeforeWritten,
+            Canary::SyncJoined,
         ];
         for canary in canaries {
             plant(Some(canary));

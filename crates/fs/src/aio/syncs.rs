@@ -11,6 +11,7 @@
 use super::context::Done;
 use super::waiting::Answer;
 use crate::data::OpenFile;
+use base::canary::{Canary, planted};
 use base::map::HashMap;
 use base::sync::{Condvar, Mutex, rank};
 use base::thread::{GrowingPool, Needs};
@@ -132,14 +133,25 @@ struct Turn {
 
 impl Turn {
     fn run(mut self) {
-        let all = self.take();
+        let mut all = self.take();
         let Some(first) = all.first() else {
             // A thread that was faster has done it.
             return;
         };
         let data_only = all.iter().all(|sync| sync.data_only);
         let handles: Vec<&OpenFile> = all.iter().map(|sync| &*sync.file).collect();
-        let told = first.file.files().fsync_together(&handles, data_only);
+        let mut told = first.file.files().fsync_together(&handles, data_only);
+        if planted(Canary::SyncJoined)
+            && let Some(at) = self.syncs.state.lock().files.get_mut(&self.key)
+        {
+            told.extend(
+                at.waiting
+                    .iter()
+                    .map(|_| told[0].clone())
+                    .collect::<Vec<_>>(),
+            );
+            all.append(&mut at.waiting);
+        }
         for (sync, result) in all.into_iter().zip(told) {
             let Sync {
                 file, mut answer, ..
