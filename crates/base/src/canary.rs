@@ -136,6 +136,9 @@ canaries! {
     /// A checkpoint record is written before what it names is flushed: a cut leaves a record of
     /// pages that are not there.
     CheckpointUnflushed => "checkpoint-unflushed", Cut,
+    /// Recovery does not look at the second copy of a checkpoint record: where a device lies about the first, what there was before that
+    /// checkpoint is taken for the newest, or nothing opens. Needs a lost or misdirected write, or rot, of a record.
+    SecondCopyIgnored => "second-copy-ignored", Fault,
     /// Operations do not ask for a checkpoint, nor slow down, before the journal is full: all stop then until one has been
     /// made, though nothing is lost.
     PaceIgnored => "pace-ignored", Nothing,

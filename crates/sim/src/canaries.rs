@@ -87,7 +87,9 @@ fn place(canary: Canary) -> Place {
         SilentTruncation => Scenario("rot"),
         FailedBatchIgnored => Scenario("failing"),
         NoCredits => Scenario("flood"),
-        SegmentReusedEarly | BlocksReusedEarly | FailedWriteIgnored => Mode("random"),
+        SecondCopyIgnored | SegmentReusedEarly | BlocksReusedEarly | FailedWriteIgnored => {
+            Mode("random")
+        }
         DirectoryUncommitted | NameNotRechecked => Mode("threads"),
     }
 }

@@ -4,7 +4,9 @@ use crate::world::Machine;
 use base::clock::Clock;
 use base::rng::Rng;
 use base::sched;
-use device::sim::Times;
+use device::BlockDevice;
+use device::sim::{SECTOR, SimDevice, Times};
+use format::BLOCK_SIZE;
 use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
@@ -31,13 +33,15 @@ pub enum Fault {
     Misdirect,
     /// Bits flip somewhere, now.
     Rot,
+    /// Bits flip in a label or in copies of checkpoint records, or in all that an end of the device has of these.
+    RotEnd,
     /// All operations take so many milliseconds (0: hardly any time).
     Slow,
     /// The next operation takes so many milliseconds.
     Stall,
 }
 
-const NAMES: [(Fault, &str); 14] = [
+const NAMES: [(Fault, &str); 15] = [
     (Fault::Reads, "fail-reads"),
     (Fault::Writes, "fail-writes"),
     (Fault::Journal, "fail-journal-writes"),
@@ -50,6 +54,7 @@ const NAMES: [(Fault, &str); 14] = [
     (Fault::LoseJournal, "lose-journal-writes"),
     (Fault::Misdirect, "misdirect-writes"),
     (Fault::Rot, "rot"),
+    (Fault::RotEnd, "rot-end"),
     (Fault::Slow, "slow"),
     (Fault::Stall, "stall"),
 ];
@@ -91,6 +96,10 @@ impl Fault {
             Fault::LoseJournal => device.lose_writes(often, Some(RING)),
             Fault::Misdirect => device.misdirect_writes(often, None),
             Fault::Rot => drop(device.rot(&mut Rng::new(times))),
+            Fault::RotEnd => {
+                let mut rng = Rng::new(times);
+                rot_end(device, rng.one_in(2), &mut rng);
+            }
             Fault::Slow => device.slow_down(time, clock.cloned()),
             Fault::Stall => match clock {
                 Some(clock) => device.stall(time, clock),
@@ -102,5 +111,15 @@ impl Fault {
             },
             Fault::Heal | Fault::RotJournal => device.heal(),
         }
+    }
+}
+
+/// A label is in the first block and in the last, and beside it copies of both checkpoint records may be.
+pub fn rot_end(device: &SimDevice, is_last: bool, rng: &mut Rng) {
+    let last = device.bytes() / BLOCK_SIZE as u64 - 1;
+    let alone = rng.below(6);
+    for nth in (0..3).filter(|nth| alone >= 3 || *nth == alone) {
+        let block = if is_last { last - nth } else { nth };
+        device.corrupt(block * BLOCK_SIZE as u64, SECTOR as u64, rng);
     }
 }

@@ -8,15 +8,21 @@
 //!    told, since a page that was read into memory may have moved since.
 //! 2. The journal's tail: batches may be missing in silence if each of them was hurt and so was
 //!    every later one. The last ones are hurt, too, by a lie about data for which they vouch.
+//!
+//! Lies are an excuse for errors and for what `fsck` finds, unless there were none but such as harm nobody: about data of files for which no
+//! batch vouches, and about an end of a device where the other copies of what is there are good.
 
+use crate::faults::rot_end;
 use crate::look::Found;
 use crate::oracle::Oracle;
 use crate::tree::{Id, Kind};
 use crate::world::Machine;
+use base::rng::Rng;
 use device::sim::FaultKind;
 use engine::Extent;
 use format::BLOCK_SIZE;
 use format::geometry::Geometry;
+use format::label::{HEAD_BLOCKS, TAIL_BLOCKS};
 use fs::content::{Body, FileExtent};
 use fs::{FileSystem, Ino};
 use std::collections::{BTreeMap, BTreeSet};
@@ -58,6 +64,10 @@ pub struct Lies {
     noted: BTreeMap<usize, usize>,
     pages: BTreeMap<Id, Pages>,
     written: Vec<Written>,
+    /// Ends of devices with copies of labels and checkpoint records that a lie touched, ever: the number of the device, and whether it is the last.
+    ends: BTreeSet<(usize, bool)>,
+    /// A lie touched something else than those and data of files, or data that the journal rests on.
+    elsewhere: bool,
     /// A lie was told, now or before all was last known.
     ever: bool,
 }
@@ -103,6 +113,11 @@ impl Lies {
                     _ => continue,
                 }
                 damaged |= rests;
+                match end_of(&geometry, index, &lie.range) {
+                    Some(last) => drop(self.ends.insert((index, last))),
+                    None if journal || rests => self.elsewhere = true,
+                    None => {}
+                }
                 self.places.push((index, lie.range.clone()));
             }
         }
@@ -121,13 +136,42 @@ impl Lies {
         }
         self.ever = true;
         let Some(fs) = fs else {
+            self.elsewhere = true;
             return;
         };
+        let geometry = machine.shape.geometry();
+        let files: BTreeSet<Ino> = inos.values().copied().collect();
+        self.elsewhere |= self.places[first..].iter().any(|(device, range)| {
+            end_of(&geometry, *device, range).is_none()
+                && !is_in_files(machine, fs, &files, *device, range)
+        });
         for (id, ino) in inos {
             let pages = pages_in(machine, fs, *ino, &self.places[first..]);
             if !pages.is_empty() {
                 self.pages.entry(*id).or_default().extend(pages);
             }
+        }
+    }
+
+    /// Whether an array of so many devices must open and be sound, whatever they have lied about.
+    pub fn are_harmless(&self, devices: usize) -> bool {
+        let hurt = |device, last| self.ends.contains(&(device, last));
+        let labels = (0..devices).all(|device| !(hurt(device, false) && hurt(device, true)));
+        // Copies of records are on the first two devices.
+        let records = !(hurt(0, false) && hurt(1.min(devices - 1), true));
+        !self.elsewhere && labels && records
+    }
+
+    /// Bits rot at one end of a device while the power is off, unless that harmed somebody.
+    pub fn rot_end(&mut self, machine: &Machine, rng: &mut Rng) {
+        let devices = machine.devices.len();
+        let end = (rng.below(devices as u64) as usize, rng.one_in(2));
+        let fresh = self.ends.insert(end);
+        if self.are_harmless(devices) {
+            self.ever = true;
+            rot_end(&machine.devices[end.0], end.1, rng);
+        } else if fresh {
+            self.ends.remove(&end);
         }
     }
 
@@ -171,6 +215,7 @@ impl Lies {
     pub fn forget(&mut self) {
         *self = Lies {
             ever: self.ever,
+            ends: std::mem::take(&mut self.ends),
             ..Lies::default()
         };
     }
@@ -187,6 +232,43 @@ pub fn meets(geometry: &Geometry, run: Extent, device: usize, range: &Range<u64>
         met |= piece.device == device && piece.offset < range.end && range.start < end;
     });
     met
+}
+
+/// Whether a range of bytes is in the first blocks of a device (false) or the last (true), where no file is.
+fn end_of(geometry: &Geometry, device: usize, range: &Range<u64>) -> Option<bool> {
+    let block = BLOCK_SIZE as u64;
+    let tail = (geometry.device_blocks[device] - TAIL_BLOCKS) * block;
+    match range {
+        range if range.end <= HEAD_BLOCKS * block => Some(false),
+        range if range.start >= tail => Some(true),
+        _ => None,
+    }
+}
+
+/// Whether all of a range of bytes holds data of files.
+fn is_in_files(
+    machine: &Machine,
+    fs: &FileSystem,
+    files: &BTreeSet<Ino>,
+    device: usize,
+    range: &Range<u64>,
+) -> bool {
+    let geometry = machine.shape.geometry();
+    let mut found = 0;
+    for extent in files
+        .iter()
+        .flat_map(|ino| extents(fs, *ino).unwrap_or_default())
+    {
+        let len = extent.len as usize * BLOCK_SIZE;
+        geometry.pieces(extent.block.byte(), len, |piece| {
+            let (start, end) = (piece.offset, piece.offset + piece.len as u64);
+            if piece.device == device {
+                let shared = range.end.min(end).saturating_sub(range.start.max(start));
+                found += shared;
+            }
+        });
+    }
+    found == range.end - range.start
 }
 
 /// Pages of a file whose blocks lie in one of the places. A file that cannot be read has none:

@@ -490,7 +490,7 @@ fn fault(rng: &mut Rng, setting: &Setting, devices: u64) -> Option<Step> {
     let times = match fault {
         Fault::Slow => *rng.pick(&[0, 1, 30, 700]),
         Fault::Stall => *rng.pick(&[2000, 40_000, 600_000]),
-        Fault::Rot => rng.next_u64() >> 16,
+        Fault::Rot | Fault::RotEnd => rng.next_u64() >> 16,
         Fault::Misdirect => rng.range(1, 3),
         _ => *rng.pick(&[0, 1, 1, 1, 2]),
     };
@@ -523,12 +523,14 @@ const ERRORS_OF_DATA: [Fault; 8] = [
     Fault::Heal,
 ];
 
-const LIES: [Fault; 6] = [
+const LIES: [Fault; 8] = [
     Fault::Lose,
     Fault::LoseJournal,
     Fault::Misdirect,
     Fault::Misdirect,
     Fault::Rot,
+    Fault::RotEnd,
+    Fault::RotEnd,
     Fault::Heal,
 ];
 
@@ -783,12 +785,16 @@ impl<'a> Run<'a> {
         let driver = self.driver.take().expect("between steps there is one");
         let (oracle, trouble) = (driver.oracle.clone(), (driver.trouble, driver.faulty));
         let mut machine = driver.stop();
-        let lies = self.lies.ever();
+        // Where they harm nobody they are no excuse.
+        let lies = self.lies.ever() && !self.lies.are_harmless(machine.devices.len());
         loop {
             let now_ns = machine.now_ns();
             let crashed = machine.cut(*rng.pick(&SURVIVALS), &mut rng);
             self.seen.count(crashed.hash);
             let next = Machine::after(&self.setting.shape, crashed, now_ns);
+            if self.setting.trouble == Trouble::Lies && rng.one_in(3) {
+                self.lies.rot_end(&next, &mut rng);
+            }
             match next.fsck() {
                 Err(_) if lies => return Ok(false),
                 sound => sound?,

@@ -93,6 +93,18 @@ fn a_lost_batch_that_a_later_one_follows_is_not_excused() {
     assert!(failure.is_some());
 }
 
+/// Any error was excused once a device had lied, also where another copy of what it had lied about is good.
+#[test]
+fn rot_at_one_end_of_a_device_is_no_excuse() {
+    let fails =
+        |seed: &u64| lies(&format!("create f; sync; rot-end 0 {seed}; recover 3")).is_some();
+    assert_eq!((0..16).find(fails), None);
+    base::canary::plant(Some(Canary::SecondCopyIgnored));
+    let found = (0..16).find(fails);
+    base::canary::plant(None);
+    assert!(found.is_some());
+}
+
 /// Files were held by their paths alone: one that had lost its last name was not touched again before it was gone.
 #[test]
 fn a_held_file_is_used_without_a_name() {
