@@ -38,5 +38,6 @@ pub mod times;
 pub mod transact;
 pub mod transacted;
 pub mod tree;
+mod unreadable;
 pub mod versioned;
 pub mod world;

@@ -299,7 +299,7 @@ fn pages_in(machine: &Machine, fs: &FileSystem, ino: Ino, places: &[(usize, Rang
 }
 
 /// Where a file's pages are.
-fn extents(fs: &FileSystem, ino: Ino) -> Result<Vec<FileExtent>, fs::Error> {
+pub fn extents(fs: &FileSystem, ino: Ino) -> Result<Vec<FileExtent>, fs::Error> {
     let store = fs.store();
     let content = store.get(ino)?.read()?;
     let mut all = Vec::new();

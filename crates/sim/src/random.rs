@@ -14,6 +14,7 @@ use crate::run::guarded;
 use crate::sequences::OLD;
 use crate::setting::{Setting, Trouble};
 use crate::tree::{Id, Kind, Tree};
+use crate::unreadable;
 use crate::world::{Image, Machine};
 use base::rng::Rng;
 use device::sim::{Survival, Times};
@@ -829,6 +830,9 @@ impl<'a> Run<'a> {
         match driver.machine.fsck() {
             Err(_) if lies => return Ok(false),
             sound => sound?,
+        }
+        if !self.setting.trouble.is_full() && !self.lies.ever() && rng.one_in(3) {
+            unreadable::look(&driver.machine, &self.setting.shape, &found, &mut rng)?;
         }
         (driver.trouble, driver.faulty) = trouble;
         self.driver = Some(driver);

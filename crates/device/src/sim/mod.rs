@@ -409,6 +409,11 @@ impl SimDevice {
         self.faults(|f| f.reads = Fault::new(times, range));
     }
 
+    /// Makes the sector at this byte unreadable until it is written.
+    pub fn lose_sector(&self, offset: u64) {
+        self.faults(|f| f.bad.extend([offset / SECTOR as u64]));
+    }
+
     /// Makes writes that touch `range` fail; some of their sectors may be written anyway.
     pub fn fail_writes(&self, times: Times, range: Option<Range<u64>>) {
         self.faults(|f| f.writes = Fault::new(times, range));
