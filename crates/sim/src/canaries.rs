@@ -87,9 +87,8 @@ fn place(canary: Canary) -> Place {
         SilentTruncation => Scenario("rot"),
         FailedBatchIgnored => Scenario("failing"),
         NoCredits => Scenario("flood"),
-        SecondCopyIgnored | SegmentReusedEarly | BlocksReusedEarly | FailedWriteIgnored => {
-            Mode("random")
-        }
+        FailedWriteIgnored => Scenario("atomic-errors"),
+        SecondCopyIgnored | SegmentReusedEarly | BlocksReusedEarly => Mode("random"),
         DirectoryUncommitted | NameNotRechecked => Mode("threads"),
     }
 }
