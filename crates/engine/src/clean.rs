@@ -267,12 +267,20 @@ impl<C: Content> Store<C> {
         wanted + self.array.geometry().segments_per_chunk() as usize
     }
 
-    /// Chunks that data would get if it waited for them, about: metadata is that much more than what is live in it.
+    /// Chunks that data would get if it waited for them, about: metadata is that much more than what is live in it. What was deleted since the last checkpoint
+    /// counts as live until the next one, and so does what is kept beside it; here both are less by the nodes that have gone.
     pub(crate) fn sparse_chunks(&self) -> u64 {
         let geometry = self.array.geometry();
-        let (total, live) = (self.segments.total_bytes(), self.segments.live_about());
+        let (written, now) = (self.table.node_count(), self.nodes_now());
+        let left = |bytes: u64| match now < written {
+            true => (u128::from(bytes) * u128::from(now) / u128::from(written)) as u64,
+            false => bytes,
+        };
+        let (total, all) = (self.segments.total_bytes(), self.segments.live_about());
+        let live = left(all);
+        let spare = left(self.spare_beside(all));
         // Segments end with what the next item had no room in.
-        let kept = self.spare_beside(live).max(self.clean_room() as u64) + live / 8;
+        let kept = spare.max(self.clean_room() as u64) + live / 8;
         let sparse = total.saturating_sub(live + kept) / geometry.chunk_bytes();
         // The first ones are for the reserve, if metadata has grown into that.
         let missing = self.space.reserve_chunks() - self.space.free_chunks();
@@ -281,19 +289,10 @@ impl<C: Content> Store<C> {
         sparse.saturating_sub(in_vain)
     }
 
-    /// Whether so much was deleted since the last checkpoint that the next one may find a chunk to be had: until then all of it is live, and so is what is kept
-    /// beside it.
-    fn is_behind_deletions(&self) -> bool {
-        let (written, now) = (self.table.node_count(), self.nodes_now());
-        let gone = u128::from(written.saturating_sub(now));
-        let bytes = u128::from(self.segments.live_about()) * gone / u128::from(written.max(1));
-        bytes * 2 >= u128::from(self.array.geometry().chunk_bytes())
-    }
-
     /// Empties chunks of metadata until data has what it waits for (`enough`); false: nothing is gained any more.
     /// The caller holds no node lock.
     pub(crate) fn empty_until(&self, enough: impl Fn() -> bool) -> Result<bool, Error> {
-        if self.sparse_chunks() == 0 && !self.is_behind_deletions() {
+        if self.sparse_chunks() == 0 {
             return Ok(false);
         }
         self.data_waits.fetch_add(1, Ordering::SeqCst);

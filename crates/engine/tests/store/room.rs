@@ -182,7 +182,8 @@ fn what_was_deleted_since_the_last_checkpoint_makes_room_for_promises() {
         delete(&store, nid).unwrap();
     }
     store.sync().unwrap();
-    let blocks = before * 7 / 8;
+    let (blocks, shown) = (before * 7 / 8, store.space().free_blocks);
+    assert!(shown >= blocks, "{shown} of {before}");
     let promised = store.promise(blocks).unwrap().into_blocks();
     redeem(&store, promised);
     store.close().unwrap();
