@@ -314,6 +314,13 @@ impl IoContext {
         self.inner().take(number, request, Some(Box::new(then)));
     }
 
+    /// Lets go of the file of a request that is not to be made: the last one to do so may have to delete it, and wait for that.
+    pub(super) fn let_go(&mut self, request: Request) {
+        let file = Arc::clone(request.file());
+        drop(request);
+        self.inner().let_go(file);
+    }
+
     /// As [`cancel`](Self::cancel), of those that were [added](Self::add) with such numbers.
     pub(super) fn cancel_added(&mut self, which: impl Fn(u64) -> bool) {
         self.inner()
@@ -659,6 +666,13 @@ impl Inner {
             self.answers.take(&mut self.answered);
             self.asked -= self.answered.len();
             self.done.extend(self.answered.drain(..));
+        }
+    }
+
+    fn let_go(&self, file: Arc<OpenFile>) {
+        if let Some(last) = Arc::into_inner(file) {
+            let pool = self.pool.as_ref().expect("until the context is dropped");
+            pool.give(Needs::Wait, move || drop(last));
         }
     }
 

@@ -258,7 +258,12 @@ fn drive(mail: &Mail, mut context: IoContext) {
         if !given_up.is_empty() {
             given_up.sort_unstable();
             let is_given_up = |number: u64| given_up.binary_search(&number).is_ok();
-            letters.retain(|letter| !is_given_up(letter.number));
+            let all = std::mem::take(&mut letters).into_iter();
+            let (gone, left) = all.partition(|letter| is_given_up(letter.number));
+            letters = left;
+            let gone: VecDeque<Letter> = gone;
+            gone.into_iter()
+                .for_each(|letter| context.let_go(letter.request));
             context.cancel_added(is_given_up);
         }
         while context.has_room()

@@ -548,7 +548,8 @@ impl Files {
     }
 
     /// An operation that has the inode locked is about to set its ctime, and `mtime`, `atime` or both. Newer times
-    /// in memory are superseded by those. Returns an mtime that is not logged yet and that the record must carry.
+    /// in memory are superseded by those. Returns an mtime that is not logged yet and that the record must carry; one of content that is ahead goes
+    /// with that.
     #[must_use]
     pub(crate) fn times_set(&self, ino: Ino, atime: bool, mtime: bool) -> Option<Timestamp> {
         let state = self.table.peek(ino)?;
@@ -563,7 +564,10 @@ impl Files {
         }
         meta.times.ctime = None;
         meta.times_changed();
-        let carried = meta.times.mtime.take().filter(|_| !mtime);
+        let carried = match mtime || !meta.content_is_ahead() {
+            true => meta.times.mtime.take().filter(|_| !mtime),
+            false => None,
+        };
         if !meta.is_ahead() {
             meta.ahead_since_ns = None;
         }

@@ -323,7 +323,14 @@ impl Files {
             Err(Error::Stale(ino)) if ino == state.ino() => return Ok(()),
             begun => begun?,
         };
-        let times = state.meta.lock().times;
+        let times = {
+            let meta = state.meta.lock();
+            if meta.content_is_ahead() {
+                // Since the caller looked.
+                return Ok(());
+            }
+            meta.times
+        };
         if times.any() {
             let attrs = AttrChange {
                 atime: times.atime,
@@ -460,7 +467,10 @@ impl Files {
             files.retain(|file| file.promised > 0);
         }
         files.sort_unstable_by_key(|f| f.since_ns);
-        let inos: Vec<Ino> = files.iter().map(|f| f.key.nid).collect();
+        let now_ns = self.now_ns();
+        let fails = |ino| matches!(self.use_active(ino), Ok(Some(state)) if state.meta.lock().failed_lately(now_ns));
+        let inos = files.iter().map(|f| f.key.nid);
+        let inos: Vec<Ino> = inos.filter(|ino| !fails(*ino)).collect();
         let mut room = Room::new();
         for inos in inos.chunks(TOGETHER) {
             if self.unwritten() <= capacity / 8 * 3 {
@@ -633,11 +643,17 @@ impl Files {
         let mut any = false;
         for &ino in old {
             match self.use_active(ino) {
-                Ok(Some(state)) if self.times_old(&state, now_ns) => {
-                    any = true;
-                    outcome = outcome.and(self.persist_times(&state));
+                Ok(Some(state)) => {
+                    // Who changes the size, or cuts the file, has its time before that. He is looked after the next time.
+                    let Ok(Some(_shared)) = state.try_shared_beside_pieces() else {
+                        continue;
+                    };
+                    if self.times_old(&state, now_ns) {
+                        any = true;
+                        outcome = outcome.and(self.persist_times(&state));
+                    }
                 }
-                Ok(_) => {}
+                Ok(None) => {}
                 Err(error) => outcome = outcome.and(Err(error)),
             }
         }
@@ -651,7 +667,7 @@ impl Files {
     /// Times of what is not in the inode yet go with that: the old content, or size, would be under a time that it never had.
     fn times_old(&self, state: &Arc<FileState>, now_ns: u64) -> bool {
         let meta = state.meta.lock();
-        if meta.replaced || meta.size != meta.logged_size {
+        if meta.content_is_ahead() {
             return false;
         }
         let content = meta.times.mtime.is_some() || meta.times.ctime.is_some();
@@ -670,8 +686,7 @@ impl Files {
     pub(super) fn closing(&self, state: &Arc<FileState>, wrote: bool) {
         let (times, ahead) = {
             let meta = state.meta.lock();
-            let ahead = meta.replaced || meta.size != meta.logged_size;
-            (meta.times, ahead)
+            (meta.times, meta.content_is_ahead())
         };
         let content = wrote && (times.mtime.is_some() || times.ctime.is_some());
         let crowded = times.any() && self.table.len() > STATES_MANY;
@@ -720,6 +735,7 @@ impl Files {
             let mut meta = state.meta.lock();
             meta.size = meta.logged_size;
             meta.end_replacement();
+            meta.failing_ns = None;
         }
         // Whoever looked at what is given up sees by its times that it is gone.
         self.note_ahead(&state);

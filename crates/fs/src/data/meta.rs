@@ -128,6 +128,11 @@ impl Meta {
         !self.dead && (self.size != self.logged_size || self.times.any() || self.replaced)
     }
 
+    /// The size, or all of the content, is ahead of the inode: their times go with them.
+    pub fn content_is_ahead(&self) -> bool {
+        self.replaced || self.size != self.logged_size
+    }
+
     /// Notes that something is ahead of the inode from now on.
     pub fn ahead(&mut self, now_ns: u64) {
         self.ahead_since_ns.get_or_insert(now_ns);

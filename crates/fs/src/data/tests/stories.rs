@@ -761,7 +761,7 @@ fn each_replacement_has_its_own_time() {
 /// The old content was under the time of the new one, which a crash had taken: `make` would take it for that.
 #[test]
 fn a_time_is_not_logged_before_the_content_that_it_is_of() {
-    for grows in [false, true] {
+    for (grows, set) in [(false, false), (true, false), (false, true), (true, true)] {
         let mut world = World::new(73, 64, 256);
         let m = world.mount();
         let ino = m.make();
@@ -779,6 +779,10 @@ fn a_time_is_not_logged_before_the_content_that_it_is_of() {
             }
         }
         drop(file);
+        if set {
+            // As a change of the mode does.
+            assert_eq!(m.files.times_set(ino, false, false), None);
+        }
         world.clock.advance(Duration::from_secs(2));
         m.files.tick().unwrap();
         m.store.sync().unwrap();
