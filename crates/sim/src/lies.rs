@@ -114,6 +114,8 @@ impl Lies {
                 }
                 damaged |= rests;
                 match end_of(&geometry, index, &lie.range) {
+                    // A label that is old and good is taken for what it says, and its device for one that was left behind.
+                    Some(false) if matches!(lie.kind, FaultKind::Lost) => self.elsewhere = true,
                     Some(last) => drop(self.ends.insert((index, last))),
                     None if journal || rests => self.elsewhere = true,
                     None => {}

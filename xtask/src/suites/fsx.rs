@@ -1,5 +1,7 @@
 //! fsx: random operations on one file, every read compared with what must be there.
 
+use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -81,6 +83,12 @@ fn one_run(world: &World, name: &str, seed: u64, way: &Way) -> Fallible<Fallible
         .arg(world.side_dir())
         .arg(&file);
     let mark = world.side_dir().join(format!("{name}.direct"));
+    // An earlier run's would do for this one.
+    if let Err(error) = fs::remove_file(&mark)
+        && error.kind() != ErrorKind::NotFound
+    {
+        return Err(format!("{}: {error}", mark.display()));
+    }
     if let Some(shim) = &way.shim {
         command.env("LD_PRELOAD", shim);
         command.env("ODIRECT_PATH", &file);

@@ -699,7 +699,6 @@ fn help_says_what_a_suite_compares_with() {
         "mtime",
         "varmail",
         "tx",
-        "written",
         "ior",
         "array",
         "checkpoint",
@@ -708,6 +707,12 @@ fn help_says_what_a_suite_compares_with() {
         assert!(help.contains("btrfs-raid0; or none"), "{help}");
         assert!(!help.contains("tmpfs"), "{help}");
     }
+    let none_of_btrfs = help("written");
+    assert!(
+        none_of_btrfs.contains("xfs, f2fs; or none"),
+        "{none_of_btrfs}"
+    );
+    assert!(!none_of_btrfs.contains("btrfs"), "{none_of_btrfs}");
 }
 
 #[test]

@@ -243,36 +243,41 @@ impl Round<'_> {
         // What is below a node that has gone to another is by this check its former owner's still. The next one tells whose it is, once that owner
         // has let go of the node.
         let losers = self.settle_contested()?;
-        for nid in &losers {
-            self.mend_inode(*nid)?;
+        let any_lost = !losers.is_empty();
+        for nid in self.ranked(losers.into_iter().collect())? {
+            self.mend_inode(nid)?;
         }
-        if !losers.is_empty() && self.changed {
+        if any_lost && self.changed {
             return Ok(());
         }
-        let mut inodes: Vec<Nid> = self
+        let inodes: Vec<Nid> = self
             .nids
             .iter()
             .copied()
             .filter(|nid| self.facts(*nid).is_some_and(|facts| facts.is(INODE)))
             .collect();
-        if self.check.blocks.any_shared() {
-            // Who comes first keeps a contested block.
-            let mut ranked = Vec::new();
-            for nid in inodes {
-                let changed = self.load(nid)?.map(|node| match node {
-                    FsNode::Inode(inode) => (inode.ctime.sec(), inode.ctime.nsec()),
-                    _ => (0, 0),
-                });
-                let nameless = self.facts(nid).is_none_or(|facts| facts.refs == 0);
-                ranked.push((nameless, std::cmp::Reverse(changed), nid));
-            }
-            ranked.sort_unstable();
-            inodes = ranked.into_iter().map(|(_, _, nid)| nid).collect();
-        }
-        for nid in inodes {
+        for nid in self.ranked(inodes)? {
             self.mend_inode(nid)?;
         }
         Ok(())
+    }
+
+    /// Inodes in the order in which they are mended: who comes first keeps a contested block.
+    fn ranked(&self, inodes: Vec<Nid>) -> Result<Vec<Nid>, Error> {
+        if !self.check.blocks.any_shared() {
+            return Ok(inodes);
+        }
+        let mut ranked = Vec::new();
+        for nid in inodes {
+            let changed = self.load(nid)?.map(|node| match node {
+                FsNode::Inode(inode) => (inode.ctime.sec(), inode.ctime.nsec()),
+                _ => (0, 0),
+            });
+            let nameless = self.facts(nid).is_none_or(|facts| facts.refs == 0);
+            ranked.push((nameless, std::cmp::Reverse(changed), nid));
+        }
+        ranked.sort_unstable();
+        Ok(ranked.into_iter().map(|(_, _, nid)| nid).collect())
     }
 
     pub fn facts(&self, nid: Nid) -> Option<Facts> {
