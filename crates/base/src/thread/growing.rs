@@ -559,6 +559,12 @@ mod tests {
                 pool.give_in_line(needs, line, move || {
                     most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                     yield_now();
+                    // For a while, until another one has been done beside one.
+                    for _ in 0..1_000 {
+                        if most.load(Ordering::SeqCst) == 1 {
+                            yield_now();
+                        }
+                    }
                     now.fetch_sub(1, Ordering::SeqCst);
                 });
             }
