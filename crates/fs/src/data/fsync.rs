@@ -316,8 +316,22 @@ impl Files {
         }
     }
 
-    /// Logs times that are ahead of the inode, and nothing else: no change in the sense of R7.
+    /// Logs times that are ahead of the inode, and nothing else: no change in the sense of R7. For who syncs, also if somebody has made the file longer since: the
+    /// times of what was synced are no later.
     pub(super) fn persist_times(&self, state: &Arc<FileState>) -> Result<(), Error> {
+        self.persist_times_if(state, |_| true)
+    }
+
+    /// The same for whom nobody has asked: times of content that is ahead go with that.
+    fn persist_times_alone(&self, state: &Arc<FileState>) -> Result<(), Error> {
+        self.persist_times_if(state, |meta| !meta.content_is_ahead())
+    }
+
+    fn persist_times_if(
+        &self,
+        state: &Arc<FileState>,
+        may: impl Fn(&Meta) -> bool,
+    ) -> Result<(), Error> {
         let (mut op, slot) = match self.begin(state, Need::Reclaim) {
             // Deleted meanwhile, and its times with it.
             Err(Error::Stale(ino)) if ino == state.ino() => return Ok(()),
@@ -325,8 +339,8 @@ impl Files {
         };
         let times = {
             let meta = state.meta.lock();
-            if meta.content_is_ahead() {
-                // Since the caller looked.
+            if !may(&meta) {
+                // Not any more, since the caller looked.
                 return Ok(());
             }
             meta.times
@@ -650,7 +664,7 @@ impl Files {
                     };
                     if self.times_old(&state, now_ns) {
                         any = true;
-                        outcome = outcome.and(self.persist_times(&state));
+                        outcome = outcome.and(self.persist_times_alone(&state));
                     }
                 }
                 Ok(None) => {}
@@ -699,7 +713,7 @@ impl Files {
             .is_ok_and(|content| content.inode().is_ok_and(|inode| inode.nlink > 0));
         if linked
             && !self.store.read_only()
-            && let Err(error) = self.persist_times(state)
+            && let Err(error) = self.persist_times_alone(state)
         {
             tracing::warn!("times of inode {} are not logged: {error}", state.ino());
         }

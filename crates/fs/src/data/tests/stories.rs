@@ -798,3 +798,21 @@ fn a_time_is_not_logged_before_the_content_that_it_is_of() {
         assert_eq!(m.contents(ino), pattern(1, 20 * BLOCK_SIZE));
     }
 }
+
+/// It was skipped for him, and what he had written over was durable under an older time.
+#[test]
+fn who_syncs_has_the_times_logged_though_somebody_makes_the_file_longer() {
+    let world = World::new(74, 64, 256);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    m.write(&file, 0, &pattern(1, 20 * BLOCK_SIZE));
+    m.files.fsync(&file, false).unwrap();
+    world.clock.advance(Duration::from_secs(1));
+    m.write(&file, 0, &pattern(2, BLOCK_SIZE));
+    m.files.write_back(ino).unwrap();
+    m.write(&file, 20 * BLOCK_SIZE as u64, &pattern(3, 5_000));
+    let shown = file.state.meta.lock().times.mtime.unwrap();
+    m.files.persist_times(&file.state).unwrap();
+    assert_eq!(m.inode(ino).mtime, shown);
+}
