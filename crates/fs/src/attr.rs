@@ -147,6 +147,23 @@ impl FileSystem {
         Ok(())
     }
 
+    /// Takes file capabilities away before a change of content, whoever makes it: for who serves a mount whose kernel does not look for them. Costs one shared lock when there
+    /// are none.
+    pub fn lose_capabilities(&self, ino: Ino) -> Result<(), Error> {
+        let has_any = {
+            let node = self.inode(ino)?;
+            self.attribute(node.inode()?, CAPABILITY)?.is_some()
+        };
+        if !has_any {
+            return Ok(());
+        }
+        match self.removexattr(&Caller::root(), ino, CAPABILITY) {
+            // Somebody else took them meanwhile.
+            Err(Error::NoAttribute) => Ok(()),
+            done => done,
+        }
+    }
+
     /// Whether an inode, which is locked exclusively, has capabilities that it does not keep.
     pub(crate) fn loses_capabilities(
         &self,

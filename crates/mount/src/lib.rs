@@ -234,6 +234,7 @@ fn serve<O: ops::Operations + 'static>(
     if let Some(workers) = options.workers {
         config.workers_max = workers;
     }
+    config.access_lists = !options.no_xattr;
     let plan = match plan_rings(options.fuse_io, &config) {
         Ok(plan) => plan,
         Err(error) => return (Err(error), None),

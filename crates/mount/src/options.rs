@@ -44,6 +44,8 @@ pub struct MountOptions {
     /// Worker threads at most.
     pub workers: Option<usize>,
     pub fuse_io: FuseIo,
+    /// Extended attributes, access lists among them, can neither be read nor set, nor do lists count, and the kernel asks for none.
+    pub no_xattr: bool,
 }
 
 /// How requests come from the kernel.
@@ -144,6 +146,8 @@ impl MountOptions {
             "norelatime" | "strictatime" => self.atime = AtimePolicy::Always,
             "nostrictatime" => self.atime = AtimePolicy::Relative,
             "nodiratime" => self.no_diratime = true,
+            "noxattr" => self.no_xattr = true,
+            "xattr" => self.no_xattr = false,
             "diratime" => self.no_diratime = false,
             // mount(8) implies these for `user` and `owner` mounts.
             "user" | "users" => {
@@ -221,11 +225,12 @@ mod tests {
     #[test]
     fn fstab_options_are_understood() {
         let options = MountOptions::parse(
-            "defaults,_netdev,nofail,x-systemd.automount,x-gvfs-name=a,ro,noatime,nosuid",
+            "defaults,_netdev,nofail,x-systemd.automount,x-gvfs-name=a,ro,noatime,nosuid,noxattr",
         )
         .unwrap();
         assert!(options.read_only && options.no_suid && !options.no_dev);
         assert_eq!(options.atime, AtimePolicy::Never);
+        assert!(options.no_xattr && !MountOptions::parse("noxattr,xattr").unwrap().no_xattr);
         assert_eq!(MountOptions::parse("").unwrap(), MountOptions::default());
         assert!(!MountOptions::parse("ro,rw").unwrap().read_only);
     }

@@ -44,6 +44,8 @@ pub struct Config {
     /// Workers kept waiting for requests; more come and go with the load. Few, because the
     /// kernel wakes the one that slept longest, and with it a cold CPU.
     pub workers_idle: usize,
+    /// The kernel checks access lists.
+    pub access_lists: bool,
 }
 
 impl Default for Config {
@@ -52,6 +54,7 @@ impl Default for Config {
         Config {
             workers_max: (4 * cpus).clamp(16, 64),
             workers_idle: cpus.clamp(2, 16),
+            access_lists: true,
         }
     }
 }
@@ -534,7 +537,10 @@ pub fn serve<T: Transport, O: Operations + 'static>(
     ready: impl FnOnce(),
 ) -> Result<(), Error> {
     let mut first = transport.channel(0).map_err(Error::Serve)?;
-    let wanted = (WANTED | transport.wants()) & !transport.refuses();
+    let mut wanted = (WANTED | transport.wants()) & !transport.refuses();
+    if !config.access_lists {
+        wanted &= !init::POSIX_ACL;
+    }
     let negotiated = negotiate(&mut first, wanted)?;
     drop(first);
     transport.agreed(negotiated);
@@ -542,6 +548,7 @@ pub fn serve<T: Transport, O: Operations + 'static>(
     let config = Config {
         workers_max,
         workers_idle: config.workers_idle.clamp(1, workers_max),
+        ..*config
     };
     let queues: Vec<Crew> = transport
         .queues(&config)

@@ -48,6 +48,7 @@
 //! reading, whether the reads reach this side or not.
 
 mod direct;
+mod extended;
 mod mapped;
 mod opened;
 mod set_id;
@@ -85,19 +86,12 @@ const SHORT: Duration = Duration::from_secs(60);
 /// The data of the last change is written back after as long as that takes at most, twice, or this, if it is longer.
 const SETTLED_AFTER: Duration = Duration::from_secs(60);
 
-/// An attribute that every inode has, that nobody can set, and that is not listed, so that no copy takes it along:
-/// its change cookie in decimal digits. What statx has for that does not leave the kernel.
-const CHANGE_COOKIE: &[u8] = b"sheaf.change_cookie";
-
 /// How often a look-up is tried again because the inode went meanwhile.
 const FOUND_ATTEMPTS: u32 = 16;
 
 /// Bytes that one request copies at most: its caller cannot be interrupted meanwhile, and
 /// asks again for the rest.
 const COPY_MAX: u64 = 64 << 20;
-
-/// Attributes of these names are root's, and the kernel lets nobody else read or write them.
-const TRUSTED: &[u8] = b"trusted.";
 
 /// Serves a [`FileSystem`].
 pub struct SheafOps {
@@ -112,6 +106,8 @@ pub struct SheafOps {
     sync: bool,
     /// Changes of directories are committed before they are answered.
     dirsync: bool,
+    /// Extended attributes are refused as unknown: see [`extended`].
+    no_xattr: bool,
     way: FuseWay,
     notifier: OnceLock<Notifier>,
     outcome: Option<Arc<Outcome>>,
@@ -183,6 +179,7 @@ impl SheafOps {
             clock: Clock::real(),
             sync: options.sync,
             dirsync: options.dirsync || options.sync,
+            no_xattr: options.no_xattr,
             notifier: OnceLock::new(),
             outcome: None,
             closing: Closing::default(),
@@ -675,43 +672,19 @@ impl Operations for SheafOps {
         flags: u32,
         acl_kill_sgid: bool,
     ) -> Result<()> {
-        let kill = if acl_kill_sgid {
-            fs::XATTR_ACL_KILL_SGID
-        } else {
-            0
-        };
-        let flags = (flags as i32 & (fs::XATTR_CREATE | fs::XATTR_REPLACE)) | kill;
-        self.fs
-            .setxattr(&caller(ctx, 0), ino(node), name, value, flags)
-            .map_err(errno)?;
-        self.attributes_changed(node);
-        Ok(())
+        self.set_extended(ctx, node, (name, value), flags, acl_kill_sgid)
     }
 
     fn getxattr(&self, _: &Context, node: NodeId, name: &[u8]) -> Result<Vec<u8>> {
-        if name == CHANGE_COOKIE {
-            let cookie = self.fs.change_cookie(ino(node)).map_err(errno)?;
-            return Ok(cookie.to_string().into_bytes());
-        }
-        self.fs.getxattr(ino(node), name).map_err(errno)
+        self.get_extended(node, name)
     }
 
     fn listxattr(&self, context: &Context, node: NodeId) -> Result<Vec<u8>> {
-        let names = self.fs.listxattr(ino(node)).map_err(errno)?;
-        if context.uid == 0 {
-            return Ok(names);
-        }
-        let others = names.split_inclusive(|&byte| byte == 0);
-        let others = others.filter(|name| !name.starts_with(TRUSTED));
-        Ok(others.flatten().copied().collect())
+        self.list_extended(context, node)
     }
 
     fn removexattr(&self, ctx: &Context, node: NodeId, name: &[u8]) -> Result<()> {
-        self.fs
-            .removexattr(&caller(ctx, 0), ino(node), name)
-            .map_err(errno)?;
-        self.attributes_changed(node);
-        Ok(())
+        self.remove_extended(ctx, node, name)
     }
 
     fn fallocate(

@@ -81,6 +81,7 @@ fn nothing_of_a_session_is_held_when_it_is_over() {
     let config = Config {
         workers_max: 4,
         workers_idle: 4,
+        ..Config::default()
     };
     serve(transport, toy::Toy::default(), &config, || {}).unwrap();
     assert_eq!(Arc::strong_count(&held), 1);

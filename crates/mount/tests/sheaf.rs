@@ -502,6 +502,67 @@ fn a_default_acl_is_inherited_instead_of_the_umask() {
 }
 
 #[test]
+fn without_extended_attributes_they_stay_as_they_are_but_for_capabilities() {
+    const CAPABILITY: &std::ffi::CStr = c"security.capability";
+    let Some(world) = World::new() else { return };
+    // cap_net_raw=ep, as setcap(8) writes it.
+    let capability: Vec<u8> = [0x0200_0001u32, 1 << 13, 0, 0, 0]
+        .iter()
+        .flat_map(|word| word.to_le_bytes())
+        .collect();
+    let capable = ["written", "cut", "punched", "given", "left"];
+    let m = world.mount("");
+    for name in capable {
+        fs::write(m.path(name), [1; 8192]).unwrap();
+        set_xattr(&m.path(name), CAPABILITY, &capability);
+    }
+    set_xattr(&m.path("left"), c"user.colour", b"red");
+    m.end();
+
+    let m = world.mount("noxattr");
+    let refused = || std::io::Error::last_os_error().raw_os_error();
+    for round in 0..2 {
+        // First by the file system, then by the kernel itself.
+        let left = m.path("left");
+        assert_eq!(get_xattr(&left, c"user.colour"), None, "{round}");
+        assert_eq!(refused(), Some(libc::EOPNOTSUPP));
+        let path = c_path(&left);
+        // SAFETY: strings end with zero; no buffer is given; all outlive the calls.
+        let results = unsafe {
+            [
+                libc::setxattr(path.as_ptr(), c"user.a".as_ptr(), std::ptr::null(), 0, 0) as isize,
+                libc::listxattr(path.as_ptr(), std::ptr::null_mut(), 0),
+                libc::removexattr(path.as_ptr(), c"user.colour".as_ptr()) as isize,
+            ]
+        };
+        assert_eq!(results, [-1; 3]);
+        assert_eq!(refused(), Some(libc::EOPNOTSUPP));
+    }
+    let open = |name| fs::OpenOptions::new().write(true).open(m.path(name));
+    open("written").unwrap().write_at(b"new", 0).unwrap();
+    open("cut").unwrap().set_len(3).unwrap();
+    let punched = open("punched").unwrap();
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: a call about an open descriptor, with numbers.
+    assert_eq!(
+        unsafe { libc::fallocate(punched.as_raw_fd(), mode, 0, 4096) },
+        0
+    );
+    let may_give = chown(m.path("given"), Some(1000), None).is_ok();
+    drop(punched);
+    m.end();
+
+    let m = world.mount("");
+    for name in capable {
+        let kept = name == "left" || (name == "given" && !may_give);
+        let now = get_xattr(&m.path(name), CAPABILITY);
+        assert_eq!(now.is_some(), kept, "{name}");
+    }
+    assert_eq!(get_xattr(&m.path("left"), c"user.colour").unwrap(), b"red");
+    m.end();
+}
+
+#[test]
 fn holes_are_punched_found_and_copied() {
     let Some(world) = World::new() else { return };
     let m = world.mount("");

@@ -3,7 +3,7 @@
 use super::{SheafOps, caller, errno, ino};
 use crate::ops::{Context, NodeId, Result, SetAttributes};
 use crate::process;
-use fs::{Attr, Caller, OpenFile};
+use fs::{Attr, Caller, Ino, OpenFile};
 
 /// Whether somebody is in a group. Of supplementary groups requests say nothing.
 fn is_in_group(context: &Context, group: u32) -> bool {
@@ -19,6 +19,7 @@ impl SheafOps {
         file: &OpenFile,
         may_not_keep_them: bool,
     ) -> Result<()> {
+        self.capabilities_go(file.ino())?;
         if !may_not_keep_them {
             return Ok(());
         }
@@ -26,6 +27,14 @@ impl SheafOps {
             .fs
             .lose_privileges(file.ino(), |group| is_in_group(context, group));
         lost.map_err(errno)
+    }
+
+    /// Takes file capabilities away before a content changes, whoever changes it, where the kernel cannot see that there are any. Else it does so itself.
+    fn capabilities_go(&self, file: Ino) -> Result<()> {
+        match self.no_xattr {
+            true => self.fs.lose_capabilities(file).map_err(errno),
+            false => Ok(()),
+        }
     }
 
     /// Somebody whose change of a file, which has these attributes, takes set-id bits away.
@@ -51,6 +60,9 @@ impl SheafOps {
         set: fs::SetAttr,
     ) -> Result<(Caller, fs::SetAttr)> {
         let cuts = changes.size.is_some();
+        if cuts {
+            self.capabilities_go(ino(node))?;
+        }
         let is_nothing = !cuts && set == fs::SetAttr::default();
         let is_given = set.uid.is_some() || set.gid.is_some();
         if set.mode.is_some() || !(is_nothing || is_given || set.kill_suidgid) {
