@@ -544,10 +544,8 @@ fn without_extended_attributes_they_stay_as_they_are_but_for_capabilities() {
     let punched = open("punched").unwrap();
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     // SAFETY: a call about an open descriptor, with numbers.
-    assert_eq!(
-        unsafe { libc::fallocate(punched.as_raw_fd(), mode, 0, 4096) },
-        0
-    );
+    let done = unsafe { libc::fallocate(punched.as_raw_fd(), mode, 0, 4096) };
+    assert_eq!(done, 0);
     let may_give = chown(m.path("given"), Some(1000), None).is_ok();
     drop(punched);
     m.end();
