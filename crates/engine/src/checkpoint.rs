@@ -806,8 +806,13 @@ impl<C: Content> Store<C> {
         (live / 4).max(self.growth_spare.load(Ordering::Relaxed) as u64)
     }
 
-    /// Live bytes of metadata beyond which nothing may grow; see `adapt_limits`. What data has been promised is not for it.
+    /// Live bytes of metadata beyond which nothing may grow; see `adapt_limits`.
     pub(crate) fn growth_limit(&self) -> u64 {
+        self.growth_bounds().0
+    }
+
+    /// The same, and all that metadata could take. What data has been promised is not for it.
+    pub(crate) fn growth_bounds(&self) -> (u64, u64) {
         let geometry = self.array.geometry();
         let chunk = geometry.chunk_bytes();
         let total = self
@@ -820,7 +825,8 @@ impl<C: Content> Store<C> {
         // Nor is there more than the space tables can describe.
         let capacity = capacity.min(geometry.meta_chunks_max() * chunk);
         let spare = self.growth_spare.load(Ordering::Relaxed) + 2 * self.dirty.limit;
-        (capacity / 5 * 4).min(capacity.saturating_sub(spare as u64))
+        let limit = (capacity / 5 * 4).min(capacity.saturating_sub(spare as u64));
+        (limit, capacity)
     }
 }
 

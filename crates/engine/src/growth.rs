@@ -9,9 +9,13 @@
 //!    than was estimated, that comes out of what metadata keeps free for cleaning, and is no more than what may be dirty at a time.
 //! 4. Nor is it refused as too large, if it dirties no more than is reserved for a checkpoint (`DirtyNodes::limit`): of what it dirties [`TIMES`] as
 //!    much is promised, and operations wait when a quarter of the room is dirty.
+//! 5. Of what is free beyond the limit of growth a quarter is for changes that add little each, of which there can be many (attributes, extents of data), and another
+//!    for what was accepted before by that measure and is logged later; the limit may have fallen since. All else is for checkpoints, cleaning and deletions: metadata that
+//!    grew into that could be written no more, and the array could not even be mounted.
 
 use crate::content::Content;
 use crate::error::Error;
+use crate::op::Need;
 use crate::store::Store;
 use base::atomic::Ordering;
 
@@ -77,13 +81,40 @@ impl<C: Content> Store<C> {
     }
 
     /// Metadata can grow, beside what is promised, without coming near what checkpoints and deletions need.
-    pub(crate) fn room_to_grow(&self) -> bool {
+    pub fn room_to_grow(&self) -> bool {
         self.has_room(self.growth_promised.load(Ordering::SeqCst))
     }
 
     /// The same, were so much promised.
     fn has_room(&self, promised: u64) -> bool {
         self.metadata_about() + promised <= self.growth_limit()
+    }
+
+    /// Before data is accepted for which metadata will grow when it is logged, as data of so many bytes of metadata does that waits already: invariant 5.
+    /// The caller holds no lock of nodes.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`], after a look for room.
+    pub fn accept(&self, waiting: u64) -> Result<(), Error> {
+        if self.has_room_for(Need::Change, waiting) {
+            return Ok(());
+        }
+        self.find_room()?;
+        match self.has_room_for(Need::Change, waiting) {
+            true => Ok(()),
+            false => Err(Error::NoSpace),
+        }
+    }
+
+    /// Whether an operation of this need, beside so many bytes that are yet to be logged, leaves checkpoints the room that they want: invariant 5.
+    pub(crate) fn has_room_for(&self, need: Need, waiting: u64) -> bool {
+        let Some(share) = need.share() else {
+            return true;
+        };
+        let (limit, capacity) = self.growth_bounds();
+        let beyond = (capacity - limit) / 8 * share;
+        let promised = self.growth_promised.load(Ordering::SeqCst);
+        self.metadata_about() + promised + waiting <= limit + beyond
     }
 }
 

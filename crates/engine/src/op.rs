@@ -57,10 +57,26 @@ pub struct Epoch(pub u64);
 /// What an operation needs of a full array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// It may make metadata grow: refused early when space is short.
+    /// It makes metadata grow: refused early when space is short.
     Grow,
-    /// It frees space or changes in place: always admitted.
+    /// It changes what there is, or adds what is small beside data: refused when names have long been.
+    Change,
+    /// It logs what was accepted before, by such a change: refused only where checkpoints would lack room.
+    Accepted,
+    /// It frees space, or changes in place: always admitted.
     Reclaim,
+}
+
+impl Need {
+    /// How much of what metadata leaves free, beyond the limit of growth, it may take, in eighths; `None`: all of it.
+    pub(crate) fn share(self) -> Option<u64> {
+        match self {
+            Need::Grow => Some(0),
+            Need::Change => Some(2),
+            Need::Accepted => Some(4),
+            Need::Reclaim => None,
+        }
+    }
 }
 
 /// A node locked by an operation.

@@ -607,7 +607,7 @@ impl<C: Content> Store<C> {
     /// for changed nodes is short, so the caller holds no node lock.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] when `need` is [`Need::Grow`] and the array is full;
+    /// [`Error::NoSpace`] when the array is too full for this `need`;
     /// [`Error::ReadOnly`] or [`Error::Failed`] when nothing can be changed.
     pub fn begin(&self, need: Need) -> Result<Op<'_, C>, Error> {
         base::sync::assert_none_held_from(rank::INODE);
@@ -616,7 +616,7 @@ impl<C: Content> Store<C> {
         }
         let mut tried = false;
         loop {
-            if need == Need::Grow && !self.room_to_grow() {
+            if !self.has_room_for(need, 0) {
                 if tried {
                     return Err(Error::NoSpace);
                 }

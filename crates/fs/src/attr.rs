@@ -94,7 +94,7 @@ impl FileSystem {
         }
         let node = self.node(ino)?;
         let (mut op, slot) = loop {
-            let mut op = self.store.begin(Need::Reclaim)?;
+            let mut op = self.store.begin(Need::Change)?;
             let slot = op.lock(&node)?;
             let has_both = rest.mode.is_some()
                 && self.loses_capabilities(&mut op, slot, &rest)?

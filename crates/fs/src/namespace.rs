@@ -679,7 +679,7 @@ impl FileSystem {
             return Ok(());
         }
         let node = self.node(ino)?;
-        let began = self.store.begin(Need::Reclaim);
+        let began = self.store.begin(Need::Change);
         let locked = began.and_then(|mut op| op.lock(&node).map(|slot| (op, slot)));
         let (mut op, slot) = match locked {
             Ok(locked) => locked,

@@ -18,6 +18,8 @@ use std::ops::Range;
 
 /// Blocks that one record allocates.
 const ALLOCATE_STEP: u64 = 1 << 16;
+/// Pages of a range that may split an extent however full the array is: what that takes is nothing beside what may be freed.
+const SPLIT_FREELY: u64 = 64;
 /// Reservations that one record takes.
 const RUNS_MAX: usize = 64;
 /// Zeros for the edges of a range.
@@ -176,6 +178,7 @@ impl Files {
 
     /// Frees the whole pages of a range and zeroes its edges. The size stays. Pages in the hole are not written first.
     fn punch(&self, state: &Arc<FileState>, bytes: Range<u64>) -> Result<(), Error> {
+        self.accept_split(state, &bytes)?;
         let whole = self.zero_edges(state, bytes)?;
         if whole.is_empty() {
             return Ok(());
@@ -190,6 +193,19 @@ impl Files {
             self.drop_pages(state, pages);
         }
         outcome
+    }
+
+    /// Before something is done to a few pages in the midst of others: one extent becomes two, or three, and of such there can be as many as pages.
+    fn accept_split(&self, state: &Arc<FileState>, bytes: &Range<u64>) -> Result<(), Error> {
+        let pages = bytes.start.div_ceil(PAGE)..(bytes.end / PAGE).min(PAGE_LIMIT);
+        if pages.is_empty() || pages.end - pages.start >= SPLIT_FREELY {
+            return Ok(());
+        }
+        let has_block = |page| Ok::<_, Error>(!self.mapped(state, page..page + 1)?.is_empty());
+        match pages.start > 0 && has_block(pages.start - 1)? && has_block(pages.end)? {
+            true => self.accept_extents(),
+            false => Ok(()),
+        }
     }
 
     /// Takes from pages what the inode has of them, which the cache may supersede. `freed`: those of which it has nothing any more,
@@ -248,6 +264,7 @@ impl Files {
     /// Makes the range read as zeros, with blocks behind it.
     fn zero(&self, state: &Arc<FileState>, bytes: Range<u64>) -> Result<(), Error> {
         // First, as it may fail for want of space: nothing is zeroed then.
+        self.accept_split(state, &bytes)?;
         self.allocate(state, bytes.clone())?;
         self.settle_extents(state)?;
         let whole = self.zero_edges(state, bytes)?;

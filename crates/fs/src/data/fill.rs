@@ -165,7 +165,7 @@ impl Files {
         filled: Filled<'_>,
         flush_failures: u64,
     ) -> Result<bool, Error> {
-        let (mut op, slot) = self.begin(state, Need::Reclaim)?;
+        let (mut op, slot) = self.begin(state, Need::Change)?;
         // The operation has begun: a flush that fails from here on finds it.
         self.check_flushes(state, flush_failures)?;
         if let (Some(first), Some(last)) = (filled.changes.first(), filled.changes.last())

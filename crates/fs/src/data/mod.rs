@@ -92,6 +92,9 @@ use tail::LoggedFiles;
 /// Bytes in a page, as file offsets count.
 const PAGE: u64 = BLOCK_SIZE as u64;
 
+/// Bytes by which metadata grows at most for a page that becomes dirty: of one extent it makes two or three.
+const EXTENT_BYTES: u64 = 32;
+
 /// Of the memory for pages, one part in so many is kept for what is on its way besides.
 const KEPT_SHARE: usize = 16;
 
@@ -356,12 +359,22 @@ impl Files {
     fn promise(&self, blocks: u64) -> Result<Promised<'_>, Error> {
         let blocks = match blocks {
             0 => 0,
-            _ => self.store.promise(blocks)?.into_blocks(),
+            _ => {
+                self.accept_extents()?;
+                self.store.promise(blocks)?.into_blocks()
+            }
         };
         Ok(Promised {
             files: self,
             blocks,
         })
+    }
+
+    /// Before pages become dirty that are yet to be mapped, or to be told to hold data: their extents make metadata grow. Of what is dirty already
+    /// each page may be by itself.
+    fn accept_extents(&self) -> Result<(), Error> {
+        let waiting = self.pages.about_dirty() as u64 * EXTENT_BYTES;
+        Ok(self.store.accept(waiting)?)
     }
 
     /// The same beside what is in hand, of which it takes as many as there are.

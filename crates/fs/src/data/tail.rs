@@ -212,7 +212,7 @@ impl Files {
             Step::Home => return Ok(false),
             Step::Nothing => {}
             Step::Log(delta) => {
-                let (mut op, slot) = self.begin(state, Need::Reclaim)?;
+                let (mut op, slot) = self.begin(state, Need::Accepted)?;
                 if let Some(delta) = delta {
                     op.apply(slot, delta);
                 }

@@ -398,7 +398,7 @@ impl<'a> Group<'a> {
         if !self.members.iter().any(Member::is_new) {
             return;
         }
-        let op = match self.files.store.begin(Need::Reclaim) {
+        let op = match self.files.store.begin(Need::Accepted) {
             Ok(op) => op,
             Err(error) => return self.fail_new(&error.to_string()),
         };

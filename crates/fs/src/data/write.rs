@@ -670,7 +670,8 @@ impl Files {
         outcome
     }
 
-    /// Pages of a range that are neither dirty nor mapped: each needs a promised block.
+    /// Pages of a range that are neither dirty nor mapped: each needs a promised block. For those that are mapped but hold nothing metadata has room to
+    /// tell that they do.
     fn holes(&self, state: &Arc<FileState>, pages: Range<u64>) -> Result<Holes, Error> {
         let mut holes = Holes::default();
         let dirty = |page| {
@@ -681,6 +682,9 @@ impl Files {
             return Ok(holes);
         };
         let mapped = self.mapped(state, first..pages.end)?;
+        if mapped.iter().any(|extent| !extent.written) {
+            self.accept_extents()?;
+        }
         let mut extents = mapped.iter().peekable();
         for page in first..pages.end {
             while extents.peek().is_some_and(|e| e.end() <= page) {

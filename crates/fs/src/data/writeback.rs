@@ -243,9 +243,13 @@ impl Files {
         let beyond = pages.get(batch).copied().or_else(outside);
         pages.truncate(batch);
         let small = range.start == 0 && beyond.is_none() && self.is_small_sync(how, &pages);
-        if size <= inline_max(how) && !keep_extents && self.is_inline(state)? {
+        if size <= inline_max(how)
+            && !keep_extents
+            && self.is_inline(state)?
+            && let Some(need) = self.need_inline(state, size)?
+        {
             if !pages.is_empty() || size != logged_size {
-                self.flush_inline(state, size)?;
+                self.flush_inline(state, size, need)?;
             }
             return Ok(None);
         }
@@ -740,8 +744,7 @@ impl Files {
         Ok((op, slot))
     }
 
-    /// The record of a batch: new extents, size, times, block count. Reclaim: its blocks are
-    /// promised, and refusing it would lose data that was accepted.
+    /// The record of a batch: new extents, size, times, block count. Its blocks are promised, and room for its extents was found when it was accepted.
     pub(super) fn log_changes(
         &self,
         state: &Arc<FileState>,
@@ -765,7 +768,11 @@ impl Files {
         tail: Option<u64>,
         written: Option<Written>,
     ) -> Result<(), Error> {
-        let (mut op, slot) = self.begin(state, Need::Reclaim)?;
+        let need = match changes.is_empty() {
+            true => Need::Reclaim,
+            false => Need::Accepted,
+        };
+        let (mut op, slot) = self.begin(state, need)?;
         if let Some(written) = &written {
             // The operation has begun: a flush that fails from here on finds it.
             self.check_flushes(state, written.flush_failures)?;
@@ -857,15 +864,27 @@ impl Files {
         meta.logged_times(logged.times);
     }
 
+    /// What it takes to log the content of a small file in its inode. `None`: it goes to the block that its page was promised, for metadata may not grow by it.
+    fn need_inline(&self, state: &Arc<FileState>, size: u64) -> Result<Option<Need>, Error> {
+        let has = match &state.node.read()?.inode()?.body {
+            Body::Inline(bytes) => bytes.len() as u64,
+            _ => 0,
+        };
+        Ok(match size <= has {
+            true => Some(Need::Reclaim),
+            false => self.store.room_to_grow().then_some(Need::Accepted),
+        })
+    }
+
     /// Logs the content of a small file as part of its inode: what of it has changed.
-    fn flush_inline(&self, state: &Arc<FileState>, size: u64) -> Result<(), Error> {
+    fn flush_inline(&self, state: &Arc<FileState>, size: u64, need: Need) -> Result<(), Error> {
         let copies = self.copy_pages(state, self.pages.dirty_pages(state.key, 0..1, 1))?;
         let delta = match &copies {
             Some(copies) => inline_change(&*state.node.read()?, &copies.data[..size as usize])?,
             None => None,
         };
         if delta.is_some() || size != state.meta.lock().logged_size {
-            let (mut op, slot) = self.begin(state, Need::Reclaim)?;
+            let (mut op, slot) = self.begin(state, need)?;
             if let Some(delta) = delta {
                 op.apply(slot, delta);
             }

@@ -10,6 +10,7 @@ mod handles;
 mod many;
 mod model;
 mod namespace;
+mod overfull;
 mod paths;
 mod shape;
 mod small;

@@ -33,13 +33,16 @@ impl Files {
             .pages
             .dirty_pages(state.key, 0..PAGE_LIMIT, REPLACE_MAX + 1);
         let small = self.is_small_sync(how, &pages);
-        if size <= inline_max(how) && !keep_extents {
+        if size <= inline_max(how)
+            && !keep_extents
+            && let Some(need) = self.need_inline(state, size)?
+        {
             let copies = self.copy_pages(state, pages)?;
             let bytes = match &copies {
                 Some(copies) => copies.data[..size as usize].to_vec(),
                 None => vec![0; size as usize],
             };
-            self.log_replacement(state, Body::Inline(bytes), size, Need::Reclaim)?;
+            self.log_replacement(state, Body::Inline(bytes), size, need)?;
             self.inlined(state, copies, size);
             return Ok(None);
         }
@@ -109,7 +112,7 @@ impl Files {
                 stamps.extend(copies.stamps);
             }
         }
-        let (mut op, slot) = self.begin(state, Need::Reclaim)?;
+        let (mut op, slot) = self.begin(state, Need::Accepted)?;
         self.check_flushes(state, layout.flush_failures)?;
         extents::free_inline_extents(&mut op, slot)?;
         let plan = extents::plan_replacement(&self.store, slot, changes_of(&layout.segments))?;

@@ -1,0 +1,139 @@
+//! An array whose metadata has grown as far as names may make it grow, and is then made to grow by all else: each change is made or refused, and
+//! afterwards there are checkpoints still, mounts, and room after deletions.
+
+use crate::world::{World, list};
+use fs::{Caller, Error, FileSystem, Ino, ROOT, SetAttr, SetTime};
+use std::sync::Arc;
+
+const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+const PAGE: u64 = 4096;
+
+/// Whether it was made.
+fn is_made<T>(what: &str, outcome: Result<T, Error>) -> bool {
+    match outcome {
+        Ok(_) => true,
+        Err(error) => {
+            assert_eq!(error.errno(), libc::ENOSPC, "{what}: {error}");
+            false
+        }
+    }
+}
+
+/// A large file, and as many empty ones as there is room for beside it. Of the large one every second page is a hole then, so that
+/// there are blocks for data, but no chunk.
+fn full_of_names(world: &World) -> (Arc<FileSystem>, Vec<Ino>) {
+    let fs = world.open();
+    let who = Caller::root();
+    let (_, large) = (fs.create(&who, ROOT, b"large", 0o644, libc::O_RDWR)).unwrap();
+    let mut size = 0;
+    while fs.statfs().blocks_available * PAGE > 6 << 20 {
+        size += fs.write(&large, size, &vec![1; 1 << 18]).unwrap() as u64;
+    }
+    fs.fsync(&large, false).unwrap();
+    let mut files = Vec::new();
+    loop {
+        let name = files.len().to_string();
+        match fs.mknod(&who, ROOT, name.as_bytes(), libc::S_IFREG | 0o600, 0) {
+            Ok(attr) => files.push(attr.ino),
+            Err(error) => {
+                assert_eq!(error.errno(), libc::ENOSPC);
+                break;
+            }
+        }
+    }
+    assert!(files.len() > 20_000, "{}", files.len());
+    let holes = (0..size / PAGE).step_by(2);
+    let punched = holes.map_while(|page| {
+        let punched = fs.fallocate(&large, PUNCH, page * PAGE, PAGE);
+        is_made("a hole", punched).then_some(())
+    });
+    assert!(punched.count() > 100);
+    fs.fsync(&large, false).unwrap();
+    (fs, files)
+}
+
+fn grown_by(what: &str, change: impl Fn(&FileSystem, Ino) -> Result<(), Error>) {
+    let mut world = World::new(1, 64 << 20, 9);
+    world.options.data.cache_bytes = 8 << 20;
+    let (fs, files) = full_of_names(&world);
+    let (mut made, mut refused) = (0, 0);
+    for (i, ino) in files.iter().enumerate() {
+        match is_made(what, change(&fs, *ino)) {
+            true => made += 1,
+            false => refused += 1,
+        }
+        // Each refusal is after a look for room, which is a checkpoint.
+        if refused == 30 {
+            break;
+        }
+        if i % 1000 == 0 {
+            is_made("sync", fs.sync());
+        }
+    }
+    is_made("sync", fs.sync());
+    assert!(made > 100, "{what}: {made} of {}", files.len());
+    let fs = world.remount(fs);
+    for (name, _) in list(&fs, ROOT, 1000) {
+        fs.unlink(&Caller::root(), ROOT, &name).unwrap();
+    }
+    fs.sync().unwrap();
+    let fs = world.remount(fs);
+    let free = fs.statfs().blocks_available * PAGE;
+    assert!(
+        free > 48 << 20,
+        "{what}: {free} bytes free when all is gone"
+    );
+    fs.close().unwrap();
+}
+
+fn write(fs: &FileSystem, ino: Ino, flags: i32, bytes: &[u8], sync: bool) -> Result<(), Error> {
+    let file = fs.open_file(ino, libc::O_RDWR | flags)?;
+    assert_eq!(fs.write(&file, 0, bytes)?, bytes.len());
+    match sync {
+        true => fs.fsync(&file, false),
+        false => Ok(()),
+    }
+}
+
+/// After some thousands a checkpoint found no room. The file system turned read-only, and no mount could make that checkpoint either.
+#[test]
+fn small_contents_do_not_fill_what_checkpoints_need() {
+    grown_by("2 KiB", |fs, ino| write(fs, ino, 0, &[5; 2048], false));
+}
+
+#[test]
+fn pages_do_not_fill_what_checkpoints_need() {
+    grown_by("pages", |fs, ino| match ino.0 % 4 {
+        0 => {
+            let page = device::AlignedBuf::zeroed(4096);
+            write(fs, ino, libc::O_DIRECT, &page, false)
+        }
+        1 => {
+            let file = fs.open_file(ino, libc::O_RDWR)?;
+            fs.fallocate(&file, 0, 0, 2 * PAGE)?;
+            fs.write(&file, PAGE, &[5; 4096]).map(drop)
+        }
+        2 => write(fs, ino, libc::O_TRUNC, &[5; 1000], false),
+        _ => write(fs, ino, 0, &[5; 4000], true),
+    });
+}
+
+#[test]
+fn attributes_do_not_fill_what_checkpoints_need() {
+    grown_by("owner and times", |fs, ino| {
+        let at = |n: u64| {
+            SetTime::At(base::clock::Timestamp::from_ns(
+                (ino.0 + n) as i64 * 7_919_000_000_001,
+            ))
+        };
+        let set = SetAttr {
+            uid: Some(u32::MAX - 1),
+            gid: Some(u32::MAX - 2),
+            mode: Some(0o7777),
+            atime: Some(at(1)),
+            mtime: Some(at(2)),
+            ..SetAttr::default()
+        };
+        fs.setattr(&Caller::root(), ino, &set).map(drop)
+    });
+}
