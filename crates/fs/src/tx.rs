@@ -14,6 +14,7 @@
 //! 3. Steps are carried out in their order on the real nodes ([`carry`]). Since all names mean what they meant, and no step failed when it
 //!    was staged on that, one that fails then met a change by others that no name shows: that is a conflict, too.
 //! 4. A page that was staged has a promised block, or one that is reserved.
+//! 5. Content changes by [`Transaction::edit`], which counts.
 
 pub(crate) mod atomic;
 mod carry;
@@ -30,18 +31,18 @@ use crate::data::{OpenFile, SIZE_MAX};
 use crate::filesystem::FileSystem;
 use crate::xattr::{CAPABILITY, Space, XATTR_CREATE, XATTR_REPLACE, check_space, space_of};
 use base::clock::Timestamp;
-use content::{Content, Page};
-use engine::{Extensive, FreshNid, Growth, Promise};
-use format::BLOCK_SIZE;
+use content::{Content, Counts, Page};
+use engine::{Extensive, Extent, FreshNid, Growth, Promise};
 use format::xattr::VALUE_MAX;
+use format::{BLOCK_SIZE, Block};
 use names::Entry;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 use stored::{Place, Stored};
 
 const PAGE: u64 = BLOCK_SIZE as u64;
-/// Bytes of staged pages in memory, at most: what is more is written to its blocks.
+/// Bytes of staged whole pages in memory, at most: what is more is written to its blocks.
 const MEMORY_MAX: usize = 8 << 20;
 /// Pages that are written so at once, at most.
 const STORED_AT_ONCE: usize = 1024;
@@ -152,8 +153,10 @@ pub struct Transaction<'fs> {
     /// Room for what staged steps make metadata grow.
     growth: Growth<'fs, FsNode>,
     stored: Stored<'fs>,
-    /// Staged pages in memory; each has a promised block.
-    in_memory: usize,
+    /// Of all files. Each page in memory has a promised block.
+    counts: Counts,
+    /// Files with whole pages in memory.
+    with_whole: BTreeSet<Ino>,
     /// Blocks that are promised for pages that have to be written besides.
     besides: u64,
     expected: Extensive,
@@ -186,7 +189,8 @@ impl FileSystem {
             promise: self.store.adopt_promise(0),
             growth: self.store.growth(),
             stored: Stored::default(),
-            in_memory: 0,
+            counts: Counts::default(),
+            with_whole: BTreeSet::new(),
             besides: 0,
             expected: Extensive::default(),
             broken: None,
@@ -280,57 +284,78 @@ impl<'fs> Transaction<'fs> {
     fn write_part(&mut self, ino: Ino, offset: u64, data: &[u8]) -> Result<(), Error> {
         let bytes = offset..offset + data.len() as u64;
         let pages = bytes.start / PAGE..bytes.end.div_ceil(PAGE);
-        self.make_ready(ino, pages.clone(), &bytes)?;
-        let content = &mut self.inodes.get_mut(&ino).expect("it was looked up").content;
-        let runs = |content: &Content| content.pages.range(pages.clone()).count();
-        let before = runs(content);
-        let goes_on = pages.start > 0 && content.pages.contains_key(&(pages.start - 1));
-        content.write(offset, data);
-        self.in_memory += runs(content) - before;
-        if before == 0 && !goes_on {
+        let staged = &self.inodes[&ino].content.pages;
+        // Together with the page before.
+        let is_run = (staged.range(pages.start.saturating_sub(1)..pages.end))
+            .next()
+            .is_none();
+        self.make_ready(ino, pages, &bytes)?;
+        self.edit(ino, |content| content.write(offset, data));
+        if is_run {
             self.expect(RUN_LOGGED, RUN_LOGGED)?;
         }
-        if self.in_memory * BLOCK_SIZE > memory_max() {
-            let mut stored = self.store_pages(ino);
-            if stored.is_ok() && self.in_memory * BLOCK_SIZE > PARTS_MAX {
-                stored = Err(Error::TransactionTooLarge);
-            }
-            stored.inspect_err(|error| {
-                self.broken.get_or_insert_with(|| error.clone());
-            })?;
+        let mut stored = Ok(());
+        if self.counts.whole * BLOCK_SIZE > memory_max() {
+            stored = self.store_whole();
         }
-        Ok(())
+        let parts = self.counts.in_memory - self.counts.whole;
+        if stored.is_ok() && parts * BLOCK_SIZE > PARTS_MAX {
+            stored = Err(Error::TransactionTooLarge);
+        }
+        stored.inspect_err(|error| {
+            self.broken.get_or_insert_with(|| error.clone());
+        })?;
+        self.expect(0, 0)
     }
 
-    /// Promises blocks for pages that are about to be written, and takes those back to memory that are stored and are written in part.
+    /// Changes a file's content, and counts what that makes of its pages.
+    fn edit<R>(&mut self, ino: Ino, change: impl FnOnce(&mut Content) -> R) -> R {
+        let content = &mut self.inodes.get_mut(&ino).expect("it was looked up").content;
+        let before = content.counts();
+        let result = change(content);
+        let after = content.counts();
+        self.counts.change(before, after);
+        match after.whole > 0 {
+            true => self.with_whole.insert(ino),
+            false => self.with_whole.remove(&ino),
+        };
+        result
+    }
+
+    /// Promises blocks for pages that are about to be written, and takes those back to memory that are stored and are written in part. What a stored
+    /// page that changes was in is promised again: it takes no more space than before.
     fn make_ready(&mut self, ino: Ino, pages: Range<u64>, bytes: &Range<u64>) -> Result<(), Error> {
-        let staged = &self.inodes[&ino];
-        let here = staged.content.pages.range(pages.clone());
-        let in_memory = here.filter(|(_, page)| page.place().is_none()).count();
-        let more = (pages.end - pages.start) as usize - in_memory;
-        self.promise_for(ino, self.in_memory + more)?;
-        let staged = self.inodes.get_mut(&ino).expect("it was looked up");
+        let here = self.inodes[&ino].content.pages.range(pages.clone());
+        let more = (pages.end - pages.start) as usize - here.count();
+        self.promise_for(ino, self.counts.in_memory + more)?;
         for page in [pages.start, pages.end - 1] {
             let whole = bytes.start <= page * PAGE && (page + 1) * PAGE <= bytes.end;
-            if let (Some(Page::Stored(place)), false) = (staged.content.pages.get(&page), whole) {
+            let staged = self.inodes[&ino].content.pages.get(&page);
+            if let (Some(place), false) = (staged.and_then(Page::place), whole) {
                 let mut copy = vec![0; BLOCK_SIZE];
-                let place = *place;
                 self.stored.read(&self.fs.store, place, &mut copy)?;
-                staged.content.pages.insert(page, Page::Whole(copy.into()));
-                self.stored.forget(place);
-                self.in_memory += 1;
+                let copy = Page::Whole(copy.into());
+                self.edit(ino, |content| content.set(page, Some(copy)));
+                self.promise_again(place);
             }
         }
         // Those that are written whole count as new.
-        let here = staged.content.pages.range(pages);
+        let here = self.inodes[&ino].content.pages.range(pages);
         let gone: Vec<(u64, Place)> = here
             .filter_map(|(number, page)| Some((*number, page.place()?)))
             .collect();
         for (page, place) in gone {
-            staged.content.pages.remove(&page);
-            self.stored.forget(place);
+            self.edit(ino, |content| content.set(page, None));
+            self.promise_again(place);
         }
         Ok(())
+    }
+
+    /// The page of a block is in memory again, or is about to be.
+    fn promise_again(&mut self, place: Place) {
+        if let Some(block) = self.stored.forget(place) {
+            self.promise.take_back(block);
+        }
     }
 
     /// Promises blocks for so many pages in memory, when a file is about to be changed.
@@ -356,35 +381,31 @@ impl<'fs> Transaction<'fs> {
         Ok(())
     }
 
-    /// Writes whole pages of a file that are in memory to blocks.
-    fn store_pages(&mut self, ino: Ino) -> Result<(), Error> {
-        let content = &self.inodes[&ino].content;
-        let whole = |(number, page): (&u64, &Page)| match page {
-            Page::Whole(_) => Some(*number),
-            _ => None,
-        };
-        let mut numbers: Vec<u64> = content.pages.iter().filter_map(whole).collect();
-        while !numbers.is_empty() {
-            let most = numbers.len().min(STORED_AT_ONCE);
-            let content = &self.inodes[&ino].content;
-            let bytes = numbers[..most]
-                .iter()
-                .map(|number| match &content.pages[number] {
-                    Page::Whole(bytes) => &bytes[..],
-                    _ => unreachable!("only whole ones were picked"),
-                });
-            let bytes: Vec<&[u8]> = bytes.collect();
+    /// Writes the whole pages that are in memory to blocks, all files' together: few have many.
+    fn store_whole(&mut self) -> Result<(), Error> {
+        let mut all = Vec::new();
+        for ino in &self.with_whole {
+            let whole = self.inodes[ino].content.whole();
+            all.extend(whole.map(|number| (*ino, number)));
+        }
+        let mut rest = &all[..];
+        while !rest.is_empty() {
+            let most = rest.len().min(STORED_AT_ONCE);
+            let bytes = |(ino, number): &(Ino, u64)| match &self.inodes[ino].content.pages[number] {
+                Page::Whole(bytes) => &bytes[..],
+                _ => unreachable!("only whole ones were picked"),
+            };
+            let bytes: Vec<&[u8]> = rest[..most].iter().map(bytes).collect();
             self.stored.begin(&self.fs.store);
             let run = self.fs.files.write_staged(&mut self.promise, &bytes)?;
-            let count = run.extent().len as usize;
-            let run = self.stored.add(run);
-            let staged = self.inodes.get_mut(&ino).expect("it is there");
-            for (at, number) in numbers.drain(..count).enumerate() {
-                let place = Place { run, at: at as u32 };
-                staged.content.pages.insert(number, Page::Stored(place));
+            let Extent { block, len } = run.extent();
+            self.stored.add(run);
+            let (now, later) = rest.split_at(len as usize);
+            for (block, (ino, number)) in (block.0..).zip(now) {
+                let page = Page::Stored(Place(Block(block)));
+                self.edit(*ino, |content| content.set(*number, Some(page)));
             }
-            self.in_memory -= count;
-            self.expect(RUN_LOGGED, RUN_LOGGED)?;
+            rest = later;
         }
         Ok(())
     }
@@ -428,19 +449,16 @@ impl<'fs> Transaction<'fs> {
         let is_first = staged.content.cut.is_none();
         // A cut takes no block, so that a full array can be emptied.
         if size > staged.content.left_of(staged.model.size) {
-            self.promise_for(ino, self.in_memory)?;
+            self.promise_for(ino, self.counts.in_memory)?;
         }
         if is_first {
             self.expect(STEP_LOGGED, STEP_DIRTY)?;
         }
         // The last that can fail and leave all as it was: it changes what is staged.
         self.cut_stored(ino, size)?;
-        let content = &mut self.inodes.get_mut(&ino).expect("it was looked up").content;
-        for page in content.truncate(size).values() {
-            match page.place() {
-                Some(place) => self.stored.forget(place),
-                None => self.in_memory -= 1,
-            }
+        let gone = self.edit(ino, |content| content.truncate(size));
+        for place in gone.values().filter_map(Page::place) {
+            drop(self.stored.forget(place));
         }
         self.strip(ino)
     }
@@ -455,10 +473,7 @@ impl<'fs> Transaction<'fs> {
         let mut bytes = vec![0; BLOCK_SIZE];
         self.stored.read(&self.fs.store, place, &mut bytes)?;
         bytes[within..].fill(0);
-        let written = self
-            .fs
-            .files
-            .write_staged_again(self.stored.block(place), &bytes);
+        let written = self.fs.files.write_staged_again(place.0, &bytes);
         written.inspect_err(|error| {
             // The block may hold a part of each.
             self.broken.get_or_insert_with(|| error.clone());
@@ -690,10 +705,19 @@ impl<'fs> Transaction<'fs> {
         self.expect(STEP_LOGGED, STEP_DIRTY)
     }
 
+    /// What the commit is expected to log and to leave dirty. Where pages follow each other, and their blocks do not, another run begins.
+    fn expected(&self) -> Extensive {
+        let breaks = self.counts.breaks * RUN_LOGGED;
+        self.expected.plus(Extensive {
+            logged: breaks,
+            dirty: breaks,
+        })
+    }
+
     /// As [`expect`](Self::expect), for a step that makes metadata grow: there is room for it, and will be at the commit.
     fn grow(&mut self, logged: usize, dirty: usize) -> Result<(), Error> {
         self.growth
-            .cover(self.expected.dirty + dirty + STEP_DIRTY)?;
+            .cover(self.expected().dirty + dirty + STEP_DIRTY)?;
         self.expect(logged, dirty)
     }
 
@@ -701,7 +725,7 @@ impl<'fs> Transaction<'fs> {
     fn expect(&mut self, logged: usize, dirty: usize) -> Result<(), Error> {
         self.expected.logged += logged;
         self.expected.dirty += dirty;
-        if !self.fs.store.large_most().covers(self.expected) {
+        if !self.fs.store.large_most().covers(self.expected()) {
             self.broken.get_or_insert(Error::TransactionTooLarge);
             return Err(Error::TransactionTooLarge);
         }

@@ -361,12 +361,11 @@ impl Files {
     }
 
     /// Writes the pages of all files to fresh blocks, as one batch, and notes where they and those that are stored are. Few are left to
-    /// the operation that follows. `block` tells where pages are that were stored.
+    /// the operation that follows.
     pub(crate) fn write_intended<'s>(
         &'s self,
         promise: &mut Promise<'_, FsNode>,
         files: &mut [(Ino, Intended)],
-        block: impl Fn(Place) -> Block,
     ) -> Result<Written<'s>, Error> {
         let total: usize = files.iter().map(|(_, file)| file.pages.len()).sum();
         let mut written = Written::default();
@@ -400,10 +399,7 @@ impl Files {
             let first = at;
             at += file.pages.len();
             let new = file.pages.iter().map(|(page, _)| *page);
-            let old = file
-                .stored
-                .iter()
-                .map(|(page, place)| (*page, block(*place)));
+            let old = file.stored.iter().map(|(page, place)| (*page, place.0));
             let mut all: Vec<(u64, Block)> = new.zip(blocks[first..at].iter().copied()).collect();
             all.extend(old);
             all.sort_unstable();
@@ -441,7 +437,7 @@ impl Files {
         Ok(written)
     }
 
-    /// Writes whole pages of one file, which follow each other, to fresh blocks before a transaction commits: as many as one run of blocks has.
+    /// Writes whole pages to fresh blocks, which follow each other, before a transaction commits: as many as one run of blocks has.
     pub(crate) fn write_staged<'s>(
         &'s self,
         promise: &mut Promise<'_, FsNode>,

@@ -270,7 +270,7 @@ impl AtomicWrite {
             if planted(Canary::AtomicInParts) {
                 let mut half = content.clone();
                 let middle = half.pages.keys().nth(half.pages.len() / 2).copied();
-                drop(half.pages.split_off(&middle.unwrap_or(0)));
+                drop(half.take_from(middle.unwrap_or(0)));
                 self.commit_content(half)?;
             }
             self.commit_content(content)?;
@@ -289,14 +289,13 @@ impl AtomicWrite {
         }
         let pages = content.pages.len();
         let expected = of_commit(runs_of(content.pages.keys().copied()));
-        staged.content = content;
+        transaction.edit(self.ino, |staged| *staged = content);
         transaction.strip(self.ino)?;
         transaction.promise = fs.store.adopt_promise(std::mem::take(&mut self.promised));
-        transaction.in_memory = pages;
         transaction.expect(expected.logged, expected.dirty)?;
         if pages * BLOCK_SIZE > memory_max() {
             // Before any lock is taken.
-            transaction.store_pages(self.ino)?;
+            transaction.store_whole()?;
         }
         let committed = match planted(Canary::AtomicNotAwaited) {
             true => transaction.commit_relaxed(),

@@ -1,7 +1,7 @@
 //! The commit of a transaction: locks, content to fresh blocks, one operation.
 
 use super::carry::{Carried, Concerned};
-use super::content::{Content, Page};
+use super::content::{Content, Counts, Page};
 use super::stored::Place;
 use super::{Step, Transaction};
 use crate::Error;
@@ -71,6 +71,7 @@ impl<'fs> Transaction<'fs> {
     pub(super) fn look_back(mut self) -> Result<(), Error> {
         self.broken = None;
         self.expected = Extensive::default();
+        self.counts = Counts::default();
         self.steps.clear();
         self.inodes.retain(|_, staged| staged.fresh.is_none());
         let there = &self.inodes;
@@ -209,7 +210,9 @@ impl<'fs> Transaction<'fs> {
         let fs = self.fs;
         let nodes = self.nodes()?;
         let most = fs.store.large_possible();
-        let mut asked = self.expected.max(LEAST);
+        // What follows from where blocks are is counted high. Whether it is too much shows.
+        let expected = Some(self.expected()).filter(|all| most.covers(*all));
+        let mut asked = expected.unwrap_or(self.expected).max(LEAST);
         loop {
             let mut op = fs.store.begin_large(asked)?;
             fs.files.check_written(self.stored.flush_failures)?;
@@ -282,9 +285,7 @@ impl<'fs> Transaction<'fs> {
         if pages > 0 {
             self.stored.begin(&fs.store);
         }
-        let stored = &self.stored;
-        let block = |place| stored.block(place);
-        let written = (fs.files).write_intended(&mut self.promise, &mut files, block)?;
+        let written = (fs.files).write_intended(&mut self.promise, &mut files)?;
         Ok(Contents { files, written })
     }
 
@@ -300,19 +301,19 @@ impl<'fs> Transaction<'fs> {
         used.sort_unstable();
         let mut used = used.into_iter().peekable();
         let mut pieces = Vec::new();
-        for (number, mut run) in self.stored.take().into_iter().enumerate() {
-            let mut at = 0;
-            while let Some((place, file)) = used.next_if(|(place, _)| place.run == number) {
-                drop(run.split_off(place.at - at));
-                let mut end = place.at + 1;
-                let goes_on = |next: &(Place, usize), end: u32| {
-                    next.0.run == number && next.0.at == end && next.1 == file
+        for (mut at, mut run) in self.stored.take() {
+            let end = at + u64::from(run.extent().len);
+            while let Some((place, file)) = used.next_if(|(place, _)| place.0.0 < end) {
+                drop(run.split_off((place.0.0 - at) as u32));
+                let mut last = place;
+                let goes_on = |next: &(Place, usize), last: Place| {
+                    next.0.0.0 < end && last.is_before(next.0) && next.1 == file
                 };
-                while used.next_if(|next| goes_on(next, end)).is_some() {
-                    end += 1;
+                while let Some((next, _)) = used.next_if(|next| goes_on(next, last)) {
+                    last = next;
                 }
-                pieces.push((file, run.split_off(end - place.at)));
-                at = end;
+                at = last.0.0 + 1;
+                pieces.push((file, run.split_off((at - place.0.0) as u32)));
             }
         }
         pieces

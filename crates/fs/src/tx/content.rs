@@ -6,10 +6,11 @@
 //! 2. A page that was written in part says which of its bytes; the others are the file's, as they are when the transaction
 //!    commits, and zeros where that has none. A whole page depends on nothing.
 //! 3. Ranges of a page are in order, not empty, and neither overlap nor touch.
+//! 4. Pages come, change their kind and go by [`Content::set`] and [`Content::take_from`], which count them.
 
 use super::stored::Place;
 use format::BLOCK_SIZE;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 const PAGE: u64 = BLOCK_SIZE as u64;
@@ -83,6 +84,34 @@ impl Page {
     }
 }
 
+/// Pages of one file, or of several.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub in_memory: usize,
+    /// Those of them that are whole.
+    pub whole: usize,
+    /// Where pages follow each other, and one of them is in a block, but they are not in blocks that do.
+    pub breaks: usize,
+}
+
+impl Counts {
+    /// One part of these was `before`, and is `after`.
+    pub fn change(&mut self, before: Counts, after: Counts) {
+        self.in_memory = self.in_memory + after.in_memory - before.in_memory;
+        self.whole = self.whole + after.whole - before.whole;
+        self.breaks = self.breaks + after.breaks - before.breaks;
+    }
+}
+
+/// Whether there is a break between two pages: of each its place if it is in a block, and nothing if it was not written.
+fn is_break(before: Option<Option<Place>>, after: Option<Option<Place>>) -> bool {
+    match (before, after) {
+        (None, _) | (_, None) | (Some(None), Some(None)) => false,
+        (Some(Some(before)), Some(Some(after))) => !before.is_before(after),
+        _ => true,
+    }
+}
+
 /// See the module's head.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Content {
@@ -92,7 +121,12 @@ pub(crate) struct Content {
     size: Option<u64>,
     /// Where the last byte written ends.
     end: u64,
+    /// Invariant 4.
     pub pages: BTreeMap<u64, Page>,
+    /// Whole ones in memory.
+    whole: BTreeSet<u64>,
+    in_memory: usize,
+    breaks: usize,
     /// Written or cut later than a time of modification was set.
     pub is_newer: bool,
 }
@@ -122,6 +156,59 @@ impl Content {
         self.cut.map_or(base, |cut| cut.min(base))
     }
 
+    pub fn counts(&self) -> Counts {
+        Counts {
+            in_memory: self.in_memory,
+            whole: self.whole.len(),
+            breaks: self.breaks,
+        }
+    }
+
+    /// Numbers of the whole pages in memory, growing.
+    pub fn whole(&self) -> impl Iterator<Item = u64> {
+        self.whole.iter().copied()
+    }
+
+    /// A page becomes this, or goes.
+    pub fn set(&mut self, number: u64, page: Option<Page>) {
+        let mut around = [None; 3];
+        let first = number.saturating_sub(1);
+        for (other, page) in self.pages.range(first..=number.saturating_add(1)) {
+            around[(other + 1 - number) as usize] = Some(page.place());
+        }
+        let [before, was, after] = around;
+        let is = page.as_ref().map(Page::place);
+        let breaks =
+            |here| usize::from(is_break(before, here)) + usize::from(is_break(here, after));
+        self.breaks = self.breaks + breaks(is) - breaks(was);
+        let in_memory = |here| usize::from(here == Some(None));
+        self.in_memory = self.in_memory + in_memory(is) - in_memory(was);
+        match &page {
+            Some(Page::Whole(_)) => self.whole.insert(number),
+            _ => self.whole.remove(&number),
+        };
+        match page {
+            Some(page) => drop(self.pages.insert(number, page)),
+            None => drop(self.pages.remove(&number)),
+        }
+    }
+
+    /// Takes the pages from this one on away.
+    pub fn take_from(&mut self, number: u64) -> BTreeMap<u64, Page> {
+        let last = self.pages.range(..number).next_back();
+        let mut before = last.map(|(number, page)| (*number, page.place()));
+        let behind = self.pages.split_off(&number);
+        for (number, page) in &behind {
+            let place = page.place();
+            let left = before.filter(|(before, _)| before + 1 == *number);
+            self.breaks -= usize::from(is_break(left.map(|(_, place)| place), Some(place)));
+            self.in_memory -= usize::from(place.is_none());
+            before = Some((*number, place));
+        }
+        self.whole.split_off(&number);
+        behind
+    }
+
     /// These bytes are written; pages of them that are stored have been fetched.
     pub fn write(&mut self, offset: u64, data: &[u8]) {
         let (mut at, end) = (offset, offset + data.len() as u64);
@@ -141,29 +228,31 @@ impl Content {
 
     fn put(&mut self, number: u64, within: usize, data: &[u8]) {
         if data.len() == BLOCK_SIZE {
-            self.pages.insert(number, Page::Whole(data.into()));
+            self.set(number, Some(Page::Whole(data.into())));
             return;
         }
-        let page = self
-            .pages
-            .entry(number)
-            .or_insert_with(|| Page::Part(Part::new()));
-        match page {
-            Page::Whole(bytes) => bytes[within..within + data.len()].copy_from_slice(data),
-            Page::Part(part) => {
-                part.put(within, data);
-                if part.is_whole() {
-                    let bytes = std::mem::take(&mut part.bytes);
-                    *page = Page::Whole(bytes);
-                }
+        if !self.pages.contains_key(&number) {
+            self.set(number, Some(Page::Part(Part::new())));
+        }
+        let whole = match self.pages.get_mut(&number) {
+            Some(Page::Whole(bytes)) => {
+                bytes[within..within + data.len()].copy_from_slice(data);
+                return;
             }
-            Page::Stored(_) => unreachable!("it was fetched"),
+            Some(Page::Part(part)) => {
+                part.put(within, data);
+                part.is_whole().then(|| std::mem::take(&mut part.bytes))
+            }
+            Some(Page::Stored(_)) | None => unreachable!("it was fetched"),
+        };
+        if let Some(bytes) = whole {
+            self.set(number, Some(Page::Whole(bytes)));
         }
     }
 
     /// Sets the size; the page that the new end lies in has zeros behind it if it is stored. Returns the pages behind it.
     pub fn truncate(&mut self, size: u64) -> BTreeMap<u64, Page> {
-        let behind = self.pages.split_off(&size.div_ceil(PAGE));
+        let behind = self.take_from(size.div_ceil(PAGE));
         let within = (size % PAGE) as usize;
         if within > 0
             && let Some(page) = self.pages.get_mut(&(size / PAGE))
@@ -219,6 +308,7 @@ impl Content {
 mod tests {
     use super::*;
     use base::rng::Rng;
+    use format::Block;
 
     /// Against a plain vector, with a file whose content is known.
     #[test]
@@ -262,6 +352,46 @@ mod tests {
             }
             content.over(a, &mut part, none).unwrap();
             assert!(part == model[a as usize..b as usize]);
+        }
+    }
+
+    /// Against a count of all pages.
+    #[test]
+    fn pages_are_counted_as_they_come_and_go() {
+        let mut rng = Rng::new(8);
+        for _ in 0..200 {
+            let mut content = Content::default();
+            for _ in 0..60 {
+                let number = rng.below(12);
+                match rng.below(8) {
+                    0 => drop(content.take_from(number)),
+                    1 => content.set(number, None),
+                    // In blocks that mostly follow each other.
+                    2..5 => {
+                        let place = Place(Block(100 + number + rng.below(2)));
+                        content.set(number, Some(Page::Stored(place)));
+                    }
+                    5 => content.set(number, Some(Page::Part(Part::new()))),
+                    _ => content.set(number, Some(Page::Whole(vec![0; BLOCK_SIZE].into()))),
+                }
+                let pages = &content.pages;
+                let count = |is: &dyn Fn(&u64, &Page) -> bool| {
+                    pages
+                        .iter()
+                        .filter(|(number, page)| is(number, page))
+                        .count()
+                };
+                let wanted = Counts {
+                    in_memory: count(&|_, page| page.place().is_none()),
+                    whole: count(&|_, page| matches!(page, Page::Whole(_))),
+                    breaks: count(&|number, page| {
+                        let next = pages.get(&(number + 1));
+                        is_break(Some(page.place()), next.map(Page::place))
+                    }),
+                };
+                assert_eq!(content.counts(), wanted);
+                assert_eq!(content.whole().count(), wanted.whole);
+            }
         }
     }
 }

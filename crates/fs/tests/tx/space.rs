@@ -1,7 +1,7 @@
 //! Space that transactions take, and what they hold at most.
 
 use crate::world::World;
-use crate::{WHO, begin, contents, make, names, pattern};
+use crate::{WHO, after_a_cut, begin, contents, make, names, pattern};
 use fs::{Error, FileSystem, Ino, ROOT, SetAttr};
 
 #[test]
@@ -275,6 +275,93 @@ fn pages_that_are_scattered_are_counted() {
             .chunks(8192)
             .all(|two| two[..4096] == page)
     );
+    fs.close().unwrap();
+    world.check();
+}
+
+/// Each page had a write of its own then, and counted as a run of its own; for each all pages of the file were looked through.
+#[test]
+fn pages_that_follow_each_other_count_little_whatever_else_is_in_memory() {
+    const PAGES: u64 = 300 << 8;
+    let world = World::new(1, 512 << 20, 27);
+    let fs = world.open();
+    let mut tx = begin(&fs);
+    // All that fits memory, and more parts of pages than fit it, which stay there.
+    let first = tx.create(ROOT, b"first", 0o644).unwrap();
+    tx.write(first, 0, &pattern(1, 8 << 20)).unwrap();
+    for i in 0..3_000 {
+        let ino = tx.create(ROOT, format!("{i}").as_bytes(), 0o644).unwrap();
+        tx.write(ino, 0, b"small").unwrap();
+    }
+    let second = tx.create(ROOT, b"second", 0o644).unwrap();
+    let mut page = [5; 4096];
+    for number in 0..PAGES {
+        page[..8].copy_from_slice(&number.to_le_bytes());
+        tx.write(second, number * 4096, &page).unwrap();
+    }
+    tx.commit().unwrap();
+    assert!(contents(&fs, first) == pattern(1, 8 << 20));
+    let file = fs.open_file(second, libc::O_RDONLY).unwrap();
+    for number in (0..PAGES).step_by(101) {
+        let mut found = [0; 4096];
+        assert_eq!(fs.read(&file, number * 4096, &mut found).unwrap(), 4096);
+        page[..8].copy_from_slice(&number.to_le_bytes());
+        assert!(found == page, "{number}");
+    }
+    drop(file);
+    fs.close().unwrap();
+    world.check();
+}
+
+/// A run of blocks stayed until the last page in it was written again.
+#[test]
+fn what_is_written_again_in_parts_takes_no_more_space() {
+    const LEN: usize = 12 << 20;
+    const PAGES: usize = LEN >> 12;
+    let mut world = World::new(1, 64 << 20, 28);
+    let fs = world.open();
+    let ino = make(&fs, b"file", b"").ino;
+    let mut tx = begin(&fs);
+    let mut wanted = pattern(1, LEN);
+    tx.write(ino, 0, &wanted).unwrap();
+    for round in 0..20 {
+        for page in (0..PAGES).filter(|page| page % 1024 != round) {
+            let bytes = &mut wanted[page << 12..][..4096];
+            bytes[..8].copy_from_slice(&(round as u64).to_le_bytes());
+            tx.write(ino, (page << 12) as u64, bytes).unwrap();
+        }
+    }
+    // The same by cuts that leave one page more of what was stored before.
+    for round in 1..20 {
+        let left = round << 20;
+        tx.truncate(ino, (PAGES.min(left >> 12) << 12) as u64)
+            .unwrap();
+        if left < LEN {
+            wanted[left..].copy_from_slice(&pattern(round as u64, LEN - left));
+            tx.write(ino, left as u64, &wanted[left..]).unwrap();
+        }
+    }
+    // Nor does it take any of a full array.
+    let full = make(&fs, b"full", b"").ino;
+    let file = fs.open_file(full, libc::O_RDWR).unwrap();
+    let mut at = 0;
+    for len in [1 << 20, 4096] {
+        let piece = pattern(3, len);
+        while let Ok(written) = fs.write(&file, at, &piece) {
+            at += written as u64;
+        }
+    }
+    drop(file);
+    wanted = pattern(4, LEN);
+    for page in (0..PAGES).rev() {
+        let at = page << 12;
+        tx.write(ino, at as u64, &wanted[at..at + 4096]).unwrap();
+    }
+    wanted[..LEN - 10].copy_from_slice(&pattern(5, LEN - 10));
+    tx.write(ino, 0, &wanted[..LEN - 10]).unwrap();
+    tx.commit().unwrap();
+    let fs = after_a_cut(&mut world, fs);
+    assert!(contents(&fs, ino) == wanted);
     fs.close().unwrap();
     world.check();
 }
