@@ -55,6 +55,8 @@ const STEP_DIRTY: usize = 256;
 const INODE_LOGGED: usize = 80;
 const INODE_DIRTY: usize = 1024;
 const RUN_LOGGED: usize = 64;
+/// Attributes and times of a file whose content changes.
+const FILE_LOGGED: usize = 96;
 /// Bytes of pages that were written in part, and stay in memory.
 const PARTS_MAX: usize = 64 << 20;
 
@@ -136,7 +138,8 @@ struct Staged<'fs> {
 /// bytes the later commit wins. Reads within a transaction are not of one moment; who acted on two moments does not commit.
 ///
 /// Limits: data without gaps as much as there is free space. Room for it, and for names and attributes, is found when they are staged ([`Error::NoSpace`]), and kept until the commit. Changes of names and attributes count about 200 bytes each, and
-/// runs of pages some 60: together the smaller of 4 MiB and a quarter of the journal; and what they leave dirty is bounded by the array's size: 2,800 creates
+/// runs of pages some 60, with 100 more for the first in a file that was there before; access lists that new inodes get from their directory count besides, and content of up to 2 KiB goes to a block where the
+/// inode has no room within the limits: together the smaller of 4 MiB and a quarter of the journal; and what they leave dirty is bounded by the array's size: 2,800 creates
 /// or 9,000 scattered pages fit one of 256 MiB, 20,000 or 65,000 one of 2 GiB and more ([`Error::TransactionTooLarge`]; such a transaction can only be
 /// dropped). Access control lists cannot be set.
 ///
@@ -290,7 +293,12 @@ impl<'fs> Transaction<'fs> {
             .next()
             .is_none();
         self.make_ready(ino, pages, &bytes)?;
+        let staged = &self.inodes[&ino];
+        let is_first = staged.fresh.is_none() && !staged.content.is_changed();
         self.edit(ino, |content| content.write(offset, data));
+        if is_first {
+            self.expect(FILE_LOGGED, INODE_DIRTY)?;
+        }
         if is_run {
             self.expect(RUN_LOGGED, RUN_LOGGED)?;
         }

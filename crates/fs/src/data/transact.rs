@@ -30,6 +30,9 @@ use format::{BLOCK_SIZE, Block, Nid};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+/// Bytes of the change that puts content into an inode, beside that, at most.
+const INLINE_BESIDE: usize = 32;
+
 /// Bytes for which an operation vouches at most, and runs of blocks, as for a sync.
 const VOUCHED_MAX: usize = 128 << 10;
 const VOUCHED_RUNS: usize = 16;
@@ -57,6 +60,18 @@ impl LockedFile<'_> {
 
 /// A use of a file for as long as a transaction commits.
 pub(crate) type FileUse<'a> = StateUse<'a>;
+
+/// Content that a transaction may put into inodes, which is logged and stays dirty with them. What finds no room in it goes to blocks, however small it is.
+#[derive(Debug)]
+pub(crate) struct InlineRoom(pub usize);
+
+impl InlineRoom {
+    fn take(&mut self, size: u64) -> bool {
+        let left = self.0.checked_sub(size as usize + INLINE_BESIDE);
+        self.0 = left.unwrap_or(self.0);
+        left.is_some() || size == 0
+    }
+}
 
 /// Reads a page that is in a block already.
 pub(crate) type ReadStored<'a> = dyn Fn(Place, &mut [u8]) -> Result<(), Error> + 'a;
@@ -256,12 +271,13 @@ impl Files {
     }
 
     /// What a file that is home becomes by what was staged. `stored` shows pages that are in blocks already, which stay there unless all goes
-    /// into the inode.
+    /// into the inode, which it does while there is `room`.
     pub(crate) fn intend(
         &self,
         file: &LockedFile<'_>,
         content: &Content,
         stored: &ReadStored<'_>,
+        room: &mut InlineRoom,
     ) -> Result<Intended, Error> {
         let state = file.state;
         let (base, keep_extents) = {
@@ -279,7 +295,8 @@ impl Files {
         };
         let inline = self.is_inline(state)?;
         let size = intended.size;
-        if size <= INLINE_DATA_MAX as u64 && !keep_extents && (inline || (left == 0 && base > 0)) {
+        let is_small = size <= INLINE_DATA_MAX as u64 && !keep_extents;
+        if is_small && (inline || (left == 0 && base > 0)) && room.take(size) {
             let mut bytes = vec![0; size as usize];
             let old = self.page_of(state, 0, left)?;
             let known = (left as usize).min(bytes.len());
@@ -333,13 +350,14 @@ impl Files {
         &self,
         content: &Content,
         stored: &ReadStored<'_>,
+        room: &mut InlineRoom,
     ) -> Result<Intended, Error> {
         let size = content.size(0);
         let mut intended = Intended {
             size,
             ..Intended::default()
         };
-        if size <= INLINE_DATA_MAX as u64 {
+        if size <= INLINE_DATA_MAX as u64 && room.take(size) {
             let mut bytes = vec![0; size as usize];
             content.over(0, &mut bytes, stored)?;
             intended.inline = Some(bytes);

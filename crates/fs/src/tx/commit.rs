@@ -8,7 +8,7 @@ use crate::Error;
 use crate::ancestry::{Cycle, is_cycle};
 use crate::api::{Ino, ROOT};
 use crate::content::FsNode;
-use crate::data::transact::{FileUse, Intended, LockedFile, Written};
+use crate::data::transact::{FileUse, InlineRoom, Intended, LockedFile, Written};
 use crate::namespace::live_dir;
 use base::canary::{Canary, planted};
 use base::map::HashMap;
@@ -260,21 +260,30 @@ impl<'fs> Transaction<'fs> {
         }
     }
 
+    /// Half of what the commit is not expected to take: it may be more. Staging counts no content, as each page has its block.
+    fn inline_room(&self) -> InlineRoom {
+        let (most, expected) = (self.fs.store.large_most(), self.expected());
+        let logged = most.logged.saturating_sub(expected.logged);
+        let dirty = most.dirty.saturating_sub(expected.dirty);
+        InlineRoom(logged.min(dirty) / 2)
+    }
+
     /// What the files become, with their pages in fresh blocks.
     fn contents(&mut self, locked: &[LockedFile<'_>]) -> Result<Contents<'fs>, Error> {
         let fs = self.fs;
         let mut files = Vec::new();
+        let mut room = self.inline_room();
         let stored = |place: Place, out: &mut [u8]| self.stored.read(&fs.store, place, out);
         for (ino, staged) in &self.inodes {
             let content = &staged.content;
             if staged.fresh.is_some() {
                 if staged.model.nlink > 0 && content.size(0) > 0 {
-                    files.push((*ino, fs.files.intend_new(content, &stored)?));
+                    files.push((*ino, fs.files.intend_new(content, &stored, &mut room)?));
                 }
             } else if content.is_changed()
                 && let Some(file) = find_locked(locked, *ino)
             {
-                files.push((*ino, fs.files.intend(file, content, &stored)?));
+                files.push((*ino, fs.files.intend(file, content, &stored, &mut room)?));
             }
         }
         let pages: u64 = files.iter().map(|(_, file)| file.pages.len() as u64).sum();

@@ -106,18 +106,7 @@ impl<'fs> Transaction<'fs> {
         if is_dot(name) || self.named(dir, name)?.is_some() {
             return Err(Error::Exists);
         }
-        self.grow(
-            INODE_LOGGED + 2 * name.len() + body.len(),
-            INODE_DIRTY + 2 * body.len(),
-        )?;
         let fs = self.fs;
-        let fresh = fs.store.reserve_nid()?;
-        let ino = fresh.nid();
-        let draft = Draft { mode, rdev, body };
-        if self.inodes.contains_key(&ino) || self.names.contains_key(&ino) {
-            // It was another inode's, which this transaction knows.
-            return Err(gone(Error::Stale(ino)));
-        }
         let parent = &self.inodes[&dir];
         let default = match (parent.fresh.is_some(), mode & libc::S_IFMT) {
             (_, libc::S_IFLNK) => None,
@@ -128,6 +117,21 @@ impl<'fs> Transaction<'fs> {
                 fs.attribute(node.inode()?, DEFAULT)?
             }
         };
+        // It gets an access list by that, and a directory this one besides.
+        let is_dir = mode & libc::S_IFMT == libc::S_IFDIR;
+        let lists = default.as_ref().map_or(0, Vec::len) << u32::from(is_dir);
+        self.grow(
+            INODE_LOGGED + 2 * name.len() + body.len() + lists * 9 / 8,
+            INODE_DIRTY + 2 * (body.len() + lists),
+        )?;
+        let fresh = fs.store.reserve_nid()?;
+        let ino = fresh.nid();
+        let draft = Draft { mode, rdev, body };
+        if self.inodes.contains_key(&ino) || self.names.contains_key(&ino) {
+            // It was another inode's, which this transaction knows.
+            return Err(gone(Error::Stale(ino)));
+        }
+        let parent = &self.inodes[&dir];
         let drafted = fs.draft_with(&self.who, &parent.model, &draft, fresh.version(), default);
         let (mut model, lists) = drafted?;
         lists.put_in(&mut model);

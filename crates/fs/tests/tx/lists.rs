@@ -106,3 +106,41 @@ fn the_names_of_lists_are_not_counted_twice() {
     assert_eq!(longest_last(dir), left);
     fs.close().unwrap();
 }
+
+/// The list counted nothing, and is logged with each inode that gets it.
+#[test]
+fn lists_that_new_inodes_get_are_counted() {
+    let world = World::new(2, 256 << 20, 63);
+    let fs = world.open();
+    let dir = fs.mkdir(&WHO(), ROOT, b"dir", 0o755).unwrap().ino;
+    let mut long = list(7);
+    let rest = long.split_off(4 + 2 * 8);
+    for user in 8..200_u32 {
+        long.extend(2u16.to_le_bytes());
+        long.extend(6u16.to_le_bytes());
+        long.extend(user.to_le_bytes());
+    }
+    long.extend(rest);
+    fs.setxattr(&WHO(), dir, DEFAULT, &long, 0).unwrap();
+    let stage = |tx: &mut fs::Transaction<'_>, most: usize| {
+        for i in 0..most {
+            let name = format!("{i}");
+            let made = match i % 8 {
+                0 => tx.mkdir(dir, name.as_bytes(), 0o755),
+                _ => tx.create(dir, name.as_bytes(), 0o644),
+            };
+            if let Err(error) = made {
+                assert!(matches!(error, Error::TransactionTooLarge), "{error}");
+                return i;
+            }
+        }
+        most
+    };
+    let fits = stage(&mut begin(&fs), 8_000);
+    assert!((500..8_000).contains(&fits), "{fits}");
+    let mut tx = begin(&fs);
+    assert_eq!(stage(&mut tx, fits - 1), fits - 1);
+    tx.commit().unwrap();
+    fs.close().unwrap();
+    world.check();
+}

@@ -279,6 +279,54 @@ fn pages_that_are_scattered_are_counted() {
     world.check();
 }
 
+/// All of it went into the inodes and so into the journal, which had been expected to take a run of pages for each: the commit was too large.
+#[test]
+fn ten_thousand_small_files_are_one_step() {
+    let mut world = World::new(2, 512 << 20, 26);
+    let fs = world.open();
+    let dir = fs.mkdir(&WHO(), ROOT, b"dir", 0o755).unwrap().ino;
+    for (number, count, len) in [(0, 10_000, 300), (1, 2_000, 2_048)] {
+        let mut tx = begin(&fs);
+        let own = tx
+            .mkdir(dir, format!("{number}").as_bytes(), 0o755)
+            .unwrap();
+        for i in 0..count {
+            let ino = tx.create(own, format!("{i}").as_bytes(), 0o644).unwrap();
+            tx.write(ino, 0, &pattern(i, len)).unwrap();
+        }
+        tx.commit().unwrap();
+    }
+    // Over what is in the inodes, or in blocks.
+    let own = fs.lookup(dir, b"1").unwrap().ino;
+    let mut tx = begin(&fs);
+    for i in 0..2_000 {
+        let ino = tx.lookup(own, format!("{i}").as_bytes()).unwrap();
+        match i % 4 {
+            0 => tx.truncate(ino, 2_000).unwrap(),
+            _ => tx.write(ino, 1_000, &pattern(i + 1, 1_000)).unwrap(),
+        }
+    }
+    tx.commit().unwrap();
+    let fs = after_a_cut(&mut world, fs);
+    let dir = fs.lookup(ROOT, b"dir").unwrap().ino;
+    for (number, count, len) in [(0, 10_000, 300), (1, 2_000, 2_048)] {
+        let own = fs.lookup(dir, format!("{number}").as_bytes()).unwrap().ino;
+        assert_eq!(names(&fs, own).len(), count);
+        for i in (0..count as u64).step_by(97) {
+            let ino = fs.lookup(own, format!("{i}").as_bytes()).unwrap().ino;
+            let mut wanted = pattern(i, len);
+            match (number, i % 4) {
+                (0, _) => {}
+                (_, 0) => wanted.truncate(2_000),
+                _ => wanted[1_000..2_000].copy_from_slice(&pattern(i + 1, 1_000)),
+            }
+            assert!(contents(&fs, ino) == wanted, "{number} {i}");
+        }
+    }
+    fs.close().unwrap();
+    world.check();
+}
+
 /// Each page had a write of its own then, and counted as a run of its own; for each all pages of the file were looked through.
 #[test]
 fn pages_that_follow_each_other_count_little_whatever_else_is_in_memory() {
