@@ -452,6 +452,8 @@ impl<'fs> Transaction<'fs> {
         if size > SIZE_MAX {
             return Err(Error::FileTooLarge);
         }
+        // It may write to a block of the transaction's.
+        self.fs.files.check_writable()?;
         self.file(ino)?;
         let staged = &self.inodes[&ino];
         let is_first = staged.content.cut.is_none();

@@ -409,8 +409,12 @@ fn nothing_is_written_after_the_end() {
     let file = make(&fs, b"file", b"x").ino;
     let (mut tx, mut other) = (begin(&fs), begin(&fs));
     tx.write(file, 0, b"y").unwrap();
+    // More than is kept in memory.
+    other.write(file, 0, &pattern(1, 9 << 20)).unwrap();
     fs.close().unwrap();
     other.write(file, 0, b"z").unwrap_err();
+    // Within a page that is in its block.
+    other.truncate(file, 5).unwrap_err();
     tx.commit().unwrap_err();
     fn is_send<T: Send>(_: &T) {}
     is_send(&other);
