@@ -222,17 +222,25 @@ impl PlannedAttributes<'_> {
     }
 }
 
+/// What chmod makes of an access list.
+pub(crate) fn chmod_of(value: Vec<u8>, mode: u32) -> Result<Vec<u8>, Error> {
+    Ok(match Acl::parse(&value)? {
+        Some(mut acl) => {
+            acl.chmod(mode);
+            acl.encode()
+        }
+        None => value,
+    })
+}
+
 /// What chmod makes of the access list of an inode that stays in memory, and has its attributes in itself.
 pub(crate) fn chmod_in(inode: &mut Inode, mode: u32) -> Result<(), Error> {
     let Some(at) = (inode.seldom.xattrs.iter()).position(|x| &*x.name == ACCESS) else {
         return Ok(());
     };
     let access = &mut inode.seldom.xattrs[at].value;
-    if let Value::Here(value) = access
-        && let Some(mut acl) = Acl::parse(value)?
-    {
-        acl.chmod(mode);
-        *access = Value::Here(acl.encode().into());
+    if let Value::Here(value) = access {
+        *access = Value::Here(chmod_of(value.to_vec(), mode)?.into());
     }
     Ok(())
 }

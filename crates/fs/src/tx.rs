@@ -24,6 +24,7 @@ mod names;
 pub(crate) mod stored;
 
 use crate::Error;
+use crate::acl::ACCESS;
 use crate::api::{Attr, Caller, Ino, SetAttr};
 use crate::attr::{attr_change, without_privileges};
 use crate::content::{FsNode, Inode};
@@ -120,6 +121,8 @@ struct Staged<'fs> {
     /// Its change time when it was first read.
     looked: Option<Timestamp>,
     xattrs: BTreeMap<Box<[u8]>, Option<Box<[u8]>>>,
+    /// Capabilities that it has, or was given before, go with a step on its attributes. Their name counts all the same among those that can be listed.
+    loses_capability: bool,
     /// It may lose its last name.
     unlinked: bool,
     /// Blocks for pages that have to be written besides are promised, or none has to.
@@ -539,6 +542,9 @@ impl<'fs> Transaction<'fs> {
         model.uid = change.uid.unwrap_or(model.uid);
         model.gid = change.gid.unwrap_or(model.gid);
         staged.is_stripped &= set.mode.is_none();
+        let takes = set.uid.is_some() || set.gid.is_some() || set.kill_suidgid;
+        staged.loses_capability |= takes && model.is_file();
+        staged.set.mode = set.mode.or(staged.set.mode);
         staged.set.atime = set.atime.or(staged.set.atime);
         if set.mtime.is_some() {
             staged.set.mtime = set.mtime;
@@ -551,6 +557,10 @@ impl<'fs> Transaction<'fs> {
     pub fn getxattr(&mut self, ino: Ino, name: &[u8]) -> Result<Vec<u8>, Error> {
         self.inode(ino)?;
         let staged = &self.inodes[&ino];
+        if name == CAPABILITY && staged.loses_capability {
+            return Err(Error::NoAttribute);
+        }
+        let chmod = staged.set.mode.filter(|_| name == ACCESS);
         match staged.xattrs.get(name) {
             Some(Some(value)) => Ok(value.to_vec()),
             Some(None) => Err(Error::NoAttribute),
@@ -560,7 +570,11 @@ impl<'fs> Transaction<'fs> {
             },
             None => {
                 self.look(ino)?;
-                self.fs.getxattr(ino, name)
+                let value = self.fs.getxattr(ino, name)?;
+                match chmod {
+                    Some(mode) => crate::acl::chmod_of(value, mode),
+                    None => Ok(value),
+                }
             }
         }
     }
@@ -601,7 +615,9 @@ impl<'fs> Transaction<'fs> {
             }
             return can_list.and(Err(Error::NoSpace));
         }
-        staged.is_stripped &= name != CAPABILITY;
+        let gives = name == CAPABILITY;
+        staged.is_stripped &= !gives;
+        staged.loses_capability &= !gives;
         self.step(Step::SetXattr {
             ino,
             name: name.into(),
@@ -661,6 +677,7 @@ impl<'fs> Transaction<'fs> {
                 known: Some(known),
                 looked: None,
                 xattrs: BTreeMap::new(),
+                loses_capability: false,
                 unlinked: false,
                 has_besides: false,
                 is_stripped: false,

@@ -153,6 +153,7 @@ impl<'fs> Transaction<'fs> {
             known: None,
             looked: None,
             xattrs: BTreeMap::new(),
+            loses_capability: false,
             unlinked: false,
             has_besides: true,
             is_stripped: false,

@@ -2,7 +2,7 @@
 
 use super::{WHO, begin};
 use crate::world::World;
-use fs::{Caller, Error, FileSystem, Ino, ROOT, SetAttr};
+use fs::{Caller, Error, FileSystem, Ino, ROOT, SetAttr, XATTR_CREATE, XATTR_REPLACE};
 
 const ACCESS: &[u8] = b"system.posix_acl_access";
 const DEFAULT: &[u8] = b"system.posix_acl_default";
@@ -141,6 +141,69 @@ fn lists_that_new_inodes_get_are_counted() {
     let mut tx = begin(&fs);
     assert_eq!(stage(&mut tx, fits - 1), fits - 1);
     tx.commit().unwrap();
+    fs.close().unwrap();
+    world.check();
+}
+
+/// Capabilities that a change of owner or content takes were there until the commit, and so was the list that a change of the mode changes.
+#[test]
+fn attributes_that_follow_from_others_are_before_the_commit_as_after_it() {
+    const CAPABILITY: &[u8] = b"security.capability";
+    let world = World::new(2, 64 << 20, 64);
+    let fs = world.open();
+    let user = Caller::user(1000, 1000);
+    let make = |name: &str| {
+        let ino = crate::make(&fs, name.as_bytes(), b"content").ino;
+        fs.setxattr(&WHO(), ino, CAPABILITY, &[1; 20], 0).unwrap();
+        fs.setxattr(&WHO(), ino, ACCESS, &list(5), 0).unwrap();
+        ino
+    };
+    let names = [
+        "written", "cut", "owner", "group", "mode", "twice", "again", "both",
+    ];
+    let files = names.map(make);
+    let [written, cut, owner, group, mode, twice, again, both] = files;
+    let set = |tx: &mut fs::Transaction<'_>, ino, uid, gid, mode| {
+        let set = SetAttr {
+            uid,
+            gid,
+            mode,
+            ..SetAttr::default()
+        };
+        tx.setattr(ino, &set).unwrap();
+    };
+    let mut tx = fs.transaction(&user).unwrap();
+    tx.write(written, 0, b"other").unwrap();
+    tx.truncate(cut, 3).unwrap();
+    set(&mut tx, owner, Some(5), None, None);
+    set(&mut tx, group, None, Some(5), None);
+    set(&mut tx, mode, None, None, Some(0o640));
+    set(&mut tx, twice, None, None, Some(0o777));
+    set(&mut tx, twice, None, None, Some(0o604));
+    tx.setxattr(again, CAPABILITY, &[2; 20], 0).unwrap();
+    set(&mut tx, again, Some(5), None, None);
+    set(&mut tx, both, Some(5), Some(5), Some(0o700));
+    // What is not there cannot be replaced or removed, and can be made.
+    let replaced = tx.setxattr(owner, CAPABILITY, &[3; 20], XATTR_REPLACE);
+    assert!(matches!(replaced, Err(Error::NoAttribute)), "{replaced:?}");
+    let removed = tx.removexattr(owner, CAPABILITY);
+    assert!(matches!(removed, Err(Error::NoAttribute)), "{removed:?}");
+    tx.setxattr(group, CAPABILITY, &[4; 20], XATTR_CREATE)
+        .unwrap();
+    let before = files.map(|ino| {
+        let lists = [ACCESS, CAPABILITY].map(|name| tx.getxattr(ino, name).ok());
+        (tx.getattr(ino).unwrap().mode, lists)
+    });
+    tx.commit().unwrap();
+    let after = files.map(|ino| {
+        let lists = [ACCESS, CAPABILITY].map(|name| fs.getxattr(ino, name).ok());
+        (fs.getattr(ino).unwrap().mode, lists)
+    });
+    for ((name, before), after) in names.iter().zip(before).zip(&after) {
+        assert_eq!(before, *after, "{name}");
+    }
+    let kept = after.map(|(_, [_, capability])| capability.is_some());
+    assert_eq!(kept, [false, false, false, true, true, true, false, false]);
     fs.close().unwrap();
     world.check();
 }
