@@ -171,6 +171,10 @@ impl Inherited {
         self.attributes.is_empty()
     }
 
+    pub fn attributes(&self) -> &[Xattr] {
+        &self.attributes
+    }
+
     /// The same of an inode that stays in memory, which has them in itself whatever they take.
     pub fn put_in(self, inode: &mut Inode) {
         if !self.attributes.is_empty() {

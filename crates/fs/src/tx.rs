@@ -10,7 +10,8 @@
 //! 1. Until the commit nothing is changed that anybody else could see, and all that is reserved goes back when the transaction is
 //!    dropped: promised blocks, blocks written already, numbers of inodes.
 //! 2. What it relied on is kept: each name that was looked at with what it meant before the transaction, and the change time of each file and
-//!    directory that it has read. The commit looks at all of it again, under the locks, before its first change.
+//!    directory that it has read. The commit looks at all of it again, under the locks, before its first change; and as it makes an inode at which the
+//!    transaction has looked, whether that gets from its directory what it was seen to get ([`Gets`]).
 //! 3. Steps are carried out in their order on the real nodes ([`carry`]). Since all names mean what they meant, and no step failed when it
 //!    was staged on that, one that fails then met a change by others that no name shows: that is a conflict, too.
 //! 4. A page that was staged has a promised block, or one that is reserved.
@@ -24,10 +25,10 @@ mod names;
 pub(crate) mod stored;
 
 use crate::Error;
-use crate::acl::ACCESS;
+use crate::acl::{ACCESS, Inherited};
 use crate::api::{Attr, Caller, Ino, SetAttr};
 use crate::attr::{attr_change, without_privileges};
-use crate::content::{FsNode, Inode};
+use crate::content::{FsNode, Inode, Xattr};
 use crate::data::{OpenFile, SIZE_MAX};
 use crate::filesystem::FileSystem;
 use crate::xattr::{CAPABILITY, Space, XATTR_CREATE, XATTR_REPLACE, check_space, space_of};
@@ -103,6 +104,24 @@ enum Step {
     RemoveXattr(Ino, Box<[u8]>),
 }
 
+/// What a new inode's directory and the caller make of it.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Gets {
+    mode: u32,
+    gid: u32,
+    lists: Vec<Xattr>,
+}
+
+impl Gets {
+    fn new(inode: &Inode, lists: &Inherited) -> Gets {
+        Gets {
+            mode: inode.mode,
+            gid: inode.gid,
+            lists: lists.attributes().to_vec(),
+        }
+    }
+}
+
 /// An inode that a transaction has to do with.
 struct Staged<'fs> {
     generation: u64,
@@ -113,6 +132,9 @@ struct Staged<'fs> {
     set: SetAttr,
     /// Of one that the transaction makes.
     fresh: Option<FreshNid<'fs, FsNode>>,
+    /// What that one gets from its directory, and whether somebody has looked at it.
+    gets: Gets,
+    has_looked: bool,
     content: Content,
     /// For reading what the file holds.
     handle: Option<Arc<OpenFile>>,
@@ -137,7 +159,7 @@ struct Staged<'fs> {
 /// Isolation: a commit fails with [`Error::Conflict`], and has done nothing, if meanwhile a name means something else that the transaction has
 /// looked up, made or removed (that it is missing counts), or if a file or directory has changed that it has read, by
 /// [`read`](Self::read), [`getattr`](Self::getattr), [`list`](Self::list) or [`getxattr`](Self::getxattr), other transactions' changes
-/// and single calls' alike. So transactions that commit could have run one after the other. What was only written was relied on by nobody: of two that write the same
+/// and single calls' alike; or if a new inode that it has looked at would get another mode, group or list from its directory than it was seen to get. So transactions that commit could have run one after the other. What was only written was relied on by nobody: of two that write the same
 /// bytes the later commit wins. Reads within a transaction are not of one moment; who acted on two moments does not commit.
 ///
 /// Limits: data without gaps as much as there is free space. Room for it, and for names and attributes, is found when they are staged ([`Error::NoSpace`]), and kept until the commit. Changes of names and attributes count about 200 bytes each, and
@@ -555,8 +577,7 @@ impl<'fs> Transaction<'fs> {
 
     /// The value of an extended attribute. The transaction relies on the file from then on.
     pub fn getxattr(&mut self, ino: Ino, name: &[u8]) -> Result<Vec<u8>, Error> {
-        self.inode(ino)?;
-        let staged = &self.inodes[&ino];
+        let staged = self.inode(ino)?;
         if name == CAPABILITY && staged.loses_capability {
             return Err(Error::NoAttribute);
         }
@@ -564,10 +585,11 @@ impl<'fs> Transaction<'fs> {
         match staged.xattrs.get(name) {
             Some(Some(value)) => Ok(value.to_vec()),
             Some(None) => Err(Error::NoAttribute),
-            None if staged.fresh.is_some() => match self.fs.attribute(&staged.model, name)? {
-                Some(value) => Ok(value),
-                None => Err(Error::NoAttribute),
-            },
+            None if staged.fresh.is_some() => {
+                staged.has_looked = true;
+                let value = self.fs.attribute(&self.inodes[&ino].model, name)?;
+                value.ok_or(Error::NoAttribute)
+            }
             None => {
                 self.look(ino)?;
                 let value = self.fs.getxattr(ino, name)?;
@@ -672,6 +694,8 @@ impl<'fs> Transaction<'fs> {
                 model: Box::new(model),
                 set: SetAttr::default(),
                 fresh: None,
+                gets: Gets::default(),
+                has_looked: false,
                 content: Content::default(),
                 handle: None,
                 known: Some(known),
@@ -702,10 +726,12 @@ impl<'fs> Transaction<'fs> {
         }
     }
 
-    /// Shows what an inode is outside of the transaction, which relies on that from now on; of one that it makes, its beginning.
+    /// Shows what an inode is outside of the transaction, which relies on that from now on; of one that it makes, its beginning, which follows from its
+    /// directory.
     fn look(&mut self, ino: Ino) -> Result<Attr, Error> {
         let staged = self.inodes.get_mut(&ino).expect("it was looked up");
         if staged.fresh.is_some() {
+            staged.has_looked = true;
             return Ok(crate::attr::attr_of_new(ino, &staged.model));
         }
         let attr = self.fs.getattr(ino)?;

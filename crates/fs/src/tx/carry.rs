@@ -2,7 +2,7 @@
 
 use super::commit::{gone, looks_again};
 use super::names::Target;
-use super::{Staged, Step, Transaction, changed};
+use super::{Gets, Staged, Step, Transaction, changed};
 use crate::acl::{ACCESS, DEFAULT};
 use crate::api::{Ino, SetAttr};
 use crate::content::{AttrChange, Delta, FsNode, Inode};
@@ -251,11 +251,16 @@ impl<'fs> Transaction<'fs> {
         let (fs, parent) = (self.fs, carried.slot(place.dir)?);
         let default = fs.attribute_in(op, parent, DEFAULT)?;
         let above = live_dir(op.peek(parent).inode()?)?;
-        let fresh = self.inodes.get(&ino).and_then(|s| s.fresh.as_ref());
-        let fresh = fresh.ok_or(Error::Stale(ino))?;
+        let staged = self.inodes.get(&ino).ok_or(Error::Stale(ino))?;
+        let fresh = staged.fresh.as_ref().ok_or(Error::Stale(ino))?;
         let takes_subdir = above.takes_subdir();
         let who: &Caller = &self.who;
         let (mut inode, attributes) = fs.draft_with(who, above, draft, fresh.version(), default)?;
+        if staged.has_looked && staged.gets != Gets::new(&inode, &attributes) && looks_again() {
+            let dir = place.dir;
+            let what = format!("new inode {ino} gets something else from directory {dir}");
+            return Err(Error::Conflict(what));
+        }
         if inode.is_dir() {
             inode.parent = place.dir;
             if !takes_subdir {

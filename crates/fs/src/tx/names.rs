@@ -1,7 +1,7 @@
 //! Names in a transaction: what they mean with what was staged, and the steps that change them.
 
 use super::commit::gone;
-use super::{INODE_DIRTY, INODE_LOGGED, Staged, Step, Transaction};
+use super::{Gets, INODE_DIRTY, INODE_LOGGED, Staged, Step, Transaction};
 use crate::Error;
 use crate::acl::DEFAULT;
 use crate::ancestry::Cycle;
@@ -134,6 +134,7 @@ impl<'fs> Transaction<'fs> {
         let parent = &self.inodes[&dir];
         let drafted = fs.draft_with(&self.who, &parent.model, &draft, fresh.version(), default);
         let (mut model, lists) = drafted?;
+        let gets = Gets::new(&model, &lists);
         lists.put_in(&mut model);
         if model.is_dir() {
             model.parent = dir;
@@ -148,6 +149,8 @@ impl<'fs> Transaction<'fs> {
             model: Box::new(model),
             set: SetAttr::default(),
             fresh: Some(fresh),
+            gets,
+            has_looked: false,
             content: Content::empty(),
             handle: None,
             known: None,

@@ -207,3 +207,52 @@ fn attributes_that_follow_from_others_are_before_the_commit_as_after_it() {
     fs.close().unwrap();
     world.check();
 }
+
+/// The commit gave a new inode other attributes than the transaction had seen.
+#[test]
+fn what_new_inodes_were_seen_to_get_from_their_directory_is_relied_on() {
+    let world = World::new(2, 64 << 20, 65);
+    let fs = world.open();
+    let set = |mode, gid| SetAttr {
+        mode,
+        gid,
+        ..SetAttr::default()
+    };
+    type Look = fn(&mut fs::Transaction<'_>, Ino);
+    let looks: [(Look, bool); 3] = [
+        (|_, _| {}, false),
+        (|tx, ino| assert!(tx.getattr(ino).is_ok()), true),
+        (|tx, ino| drop(tx.getxattr(ino, ACCESS)), true),
+    ];
+    for (number, (look, relies)) in looks.into_iter().enumerate() {
+        for change in 0..4 {
+            let name = format!("{number}{change}");
+            let dir = fs.mkdir(&WHO(), ROOT, name.as_bytes(), 0o755).unwrap().ino;
+            let shared = set(Some(0o2755), Some(7));
+            if change == 1 {
+                fs.setattr(&WHO(), dir, &shared).unwrap();
+            }
+            let mut tx = begin(&fs);
+            let below = tx.mkdir(dir, b"below", 0o755).unwrap();
+            let file = tx.create(below, b"file", 0o644).unwrap();
+            look(&mut tx, file);
+            // What it changes itself is no conflict.
+            tx.setattr(file, &set(Some(0o600), Some(9))).unwrap();
+            tx.setattr(below, &set(Some(0o700), None)).unwrap();
+            let changes = match change {
+                0 => fs.setattr(&WHO(), dir, &shared).map(drop),
+                1 => fs.setattr(&WHO(), dir, &set(None, Some(8))).map(drop),
+                2 => fs.setxattr(&WHO(), dir, DEFAULT, &list(7), 0),
+                _ => fs.setattr(&WHO(), dir, &set(Some(0o711), None)).map(drop),
+            };
+            changes.unwrap();
+            let committed = tx.commit();
+            match relies && change < 3 {
+                true => assert!(matches!(committed, Err(Error::Conflict(_))), "{name}"),
+                false => committed.unwrap(),
+            }
+        }
+    }
+    fs.close().unwrap();
+    world.check();
+}
