@@ -68,7 +68,8 @@ impl FsOptions {
     /// devices and the buffers of callers; what these need no more of is for nodes. Changed nodes and table
     /// pages are within their shares: a checkpoint begins when changed nodes take a third of theirs, and
     /// operations wait at two thirds, what a running checkpoint holds included. File pages leave room that
-    /// they do not take to blocks of metadata.
+    /// they do not take to blocks of metadata. [`Transaction`](crate::Transaction)s come on top, each with up to some 75 MiB of pages while it is staged and three times
+    /// that while it commits: a program that begins them under a limit keeps room for these. A mount begins none but those of atomic writes, which are within the limit until they commit.
     pub fn with_memory(mut self, bytes: usize) -> FsOptions {
         let bytes = bytes.min(memory_bytes() as usize);
         let rest = bytes - OWN_BYTES.min(bytes / 4);

@@ -168,6 +168,9 @@ struct Staged<'fs> {
 /// or 9,000 scattered pages fit one of 256 MiB, 20,000 or 65,000 one of 2 GiB and more ([`Error::TransactionTooLarge`]; such a transaction can only be
 /// dropped). Access control lists cannot be set.
 ///
+/// Memory, which no limit of the file system's includes ([`FsOptions::with_memory`](crate::FsOptions::with_memory)), and each transaction has of its own: 8 MiB of whole pages and a call's, 64 MiB of pages that were
+/// written in part, a few bytes or 4 KiB alike, and some hundred bytes for each step and inode. A commit has what is left of the pages up to three times.
+///
 /// Dropped without a commit it leaves nothing.
 #[must_use = "dropped without a commit it changes nothing"]
 pub struct Transaction<'fs> {
