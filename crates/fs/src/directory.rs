@@ -130,6 +130,21 @@ impl Deref for DirNode<'_> {
     }
 }
 
+/// A directory that a call of several steps stays in: given by its number it is referred to until this goes, as by a handle
+/// (invariant 2), so that it is the same one in all of them.
+pub(crate) struct Stay<'f> {
+    fs: &'f FileSystem,
+    ino: Option<Ino>,
+}
+
+impl Drop for Stay<'_> {
+    fn drop(&mut self) {
+        if let Some(ino) = self.ino {
+            self.fs.forget(ino, 1);
+        }
+    }
+}
+
 /// What a directory's number or handle leads to is an inode.
 #[inline]
 pub(crate) fn dir_of(node: NodeRead<FsNode>) -> Result<NodeRead<FsNode>, Error> {
@@ -243,6 +258,21 @@ impl FileSystem {
         let file = self.open_file(found.ino, flags)?;
         let attr = self.getattr(found.ino)?;
         Ok(same(&attr).then_some((attr, file)))
+    }
+
+    /// Stays in the directory that a call is about until what this returns is dropped, without locks.
+    ///
+    /// # Errors
+    /// As for [`FileSystem::open_dir`].
+    pub(crate) fn stay_in(&self, at: At<'_>) -> Result<Stay<'_>, Error> {
+        let node = self.dir_node(at)?;
+        // From here on the reference is given back, whatever happens.
+        let stay = Stay {
+            fs: self,
+            ino: at.number().inspect(|ino| self.ref_inode(*ino)),
+        };
+        live_dir(dir_of(node.read()?)?.inode()?)?;
+        Ok(stay)
     }
 
     /// The node of the directory that a call is about.

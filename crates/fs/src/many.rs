@@ -10,6 +10,7 @@
 //!    name: a name in a leaf that is full or would become empty, one with the key of another, what inherits
 //!    attributes, a file with other names, in use, or large.
 //! 3. Each name has one result, at its place among the names given. Each round settles one name at least.
+//! 4. All rounds, and the calls for one name, are in the directory that the first one is in: it is referred to from before that.
 
 use crate::Error;
 use crate::api::{Attr, Caller};
@@ -18,7 +19,7 @@ use crate::dir::{self, NameHash, Wanted, check_name, is_dot};
 use crate::directory::At;
 use crate::filesystem::FileSystem;
 use crate::list::{self, Filling, Spot};
-use crate::namespace::{Draft, live_dir};
+use crate::namespace::{Draft, between_steps, live_dir};
 use crate::times::Stamp;
 use crate::tree::FreshNid;
 use engine::{Mode, Need, Op, Slot};
@@ -103,10 +104,20 @@ impl<'n, T> Batch<'n, T> {
     /// Handles all names: by `together`, and by `alone` where that says so.
     fn run(
         mut self,
+        (fs, dir): (&FileSystem, At<'_>),
         together: impl Fn(&[Item<'n>]) -> Result<Vec<Fate<T>>, Error>,
         alone: impl Fn(&[u8]) -> Result<T, Error>,
     ) -> Vec<Result<T, Error>> {
+        // Invariant 4.
+        let _stay = match fs.stay_in(dir) {
+            Ok(stay) => Some(stay),
+            Err(error) => {
+                self.give_up(&error);
+                None
+            }
+        };
         while !self.left.is_empty() {
+            between_steps();
             let round: Vec<Item<'n>> = self.left.drain(..TOGETHER.min(self.left.len())).collect();
             let fates = match together(&round) {
                 Ok(fates) => fates,
@@ -226,6 +237,7 @@ impl FileSystem {
             false => check_name(name),
         });
         batch.run(
+            (self, dir),
             |items| self.create_together(who, dir, mode, items),
             |name| self.mknod(who, dir, name, libc::S_IFREG | (mode & 0o7777), 0),
         )
@@ -249,6 +261,7 @@ impl FileSystem {
             false => check_name(name),
         });
         batch.run(
+            (self, dir),
             |items| self.stat_together(dir, items),
             |name| self.lookup(dir, name),
         )
@@ -279,6 +292,7 @@ impl FileSystem {
             false => check_name(name),
         });
         batch.run(
+            (self, dir),
             |items| self.unlink_together(dir, items),
             |name| self.unlink(who, dir, name),
         )
@@ -505,5 +519,85 @@ impl Removal {
             self.clearings.push(place.spot.clear(op, place.plan)?);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::{Ino, ROOT};
+    use crate::namespace::meanwhile::{nobody_does, others_do};
+    use crate::rename::tests::file_system;
+    use std::sync::Arc;
+
+    const NAMES: usize = 2 * TOGETHER + 44;
+
+    fn make(fs: &FileSystem, dir: Ino, name: &[u8]) {
+        let (who, mode) = (Caller::root(), libc::S_IFREG | 0o644);
+        fs.mknod(&who, dir, name, mode, 0).unwrap();
+    }
+
+    /// A folder, what somebody does with names in it while, after the first round, others remove it, and make folders until one has its
+    /// number, with files of those names or without.
+    fn while_another_gets_the_number<T>(
+        (before, after): (bool, bool),
+        call: impl FnOnce(&FileSystem, Ino, &[Vec<u8>]) -> Vec<Result<T, Error>>,
+    ) {
+        // What this thread's core gives back it gets again.
+        base::thread::pin(base::thread::current_cpu()).unwrap();
+        let (fs, who) = (file_system(), Caller::root());
+        let names: Vec<Vec<u8>> = (0..NAMES).map(|i| format!("{i}").into_bytes()).collect();
+        let dir = fs.mkdir(&who, ROOT, b"folder", 0o755).unwrap().ino;
+        let elsewhere = fs.mkdir(&who, ROOT, b"elsewhere", 0o755).unwrap().ino;
+        if before {
+            names.iter().for_each(|name| make(&fs, dir, name));
+        }
+        let (others, all, mut step) = (Arc::clone(&fs), names.clone(), 0);
+        others_do(move || {
+            step += 1;
+            if step != 2 {
+                return;
+            }
+            for name in &all {
+                let gone = others.unlink(&who, dir, name);
+                assert!(matches!(gone, Ok(()) | Err(Error::NotFound)), "{gone:?}");
+            }
+            // Files' numbers come first.
+            (0..8).for_each(|i| make(&others, elsewhere, format!("before {i}").as_bytes()));
+            others.rmdir(&who, ROOT, b"folder").unwrap();
+            for i in 0..8 {
+                let name = format!("{i}");
+                let made = others.mkdir(&who, elsewhere, name.as_bytes(), 0o755);
+                if made.unwrap().ino == dir {
+                    let again = all.iter().filter(|_| after);
+                    again.for_each(|name| make(&others, dir, name));
+                    break;
+                }
+            }
+        });
+        let results = call(&fs, dir, &names);
+        nobody_does();
+        let done = results.iter().filter(|result| result.is_ok()).count();
+        assert!((1..=TOGETHER).contains(&done), "{done}");
+        for error in results.iter().filter_map(|result| result.as_ref().err()) {
+            assert!(matches!(error, Error::NotFound), "{error}");
+        }
+        // Nothing refers to it any more.
+        let gone = fs.getattr(dir);
+        assert!(matches!(gone, Err(Error::Stale(_))), "{gone:?}");
+        fs.close().unwrap();
+    }
+
+    /// From the second round on it was what had the number by then that was changed and looked at.
+    #[test]
+    fn all_rounds_are_in_the_directory_that_the_first_one_was_in() {
+        let who = Caller::root();
+        while_another_gets_the_number((true, true), |fs, dir, names| {
+            fs.unlink_many(&who, dir, names)
+        });
+        while_another_gets_the_number((true, true), |fs, dir, names| fs.stat_many(dir, names));
+        while_another_gets_the_number((false, false), |fs, dir, names| {
+            fs.create_many(&who, dir, names, 0o644)
+        });
     }
 }
