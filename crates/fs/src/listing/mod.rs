@@ -8,7 +8,7 @@ pub(crate) use ahead::Ahead;
 
 use crate::Error;
 use crate::api::{DirEntry, Ino};
-use crate::content::Name;
+use crate::content::{Inode, Name};
 use crate::directory::At;
 use crate::filesystem::FileSystem;
 use crate::list;
@@ -22,6 +22,9 @@ impl FileSystem {
     /// Lists a directory from offset `cookie` (0: the start; else an entry's `next`) until
     /// `each` returns false, which means that it did not take the entry. An entry that exists
     /// throughout is listed exactly once, whatever else changes. No lock is held in `each`.
+    ///
+    /// # Errors
+    /// [`Error::NotADirectory`]; [`Error::Stale`] when nothing has the number any more, or something else has it than when the call began.
     pub fn readdir<'d>(
         &self,
         dir: impl Into<At<'d>>,
@@ -29,12 +32,12 @@ impl FileSystem {
         each: &mut dyn FnMut(DirEntry<'_>) -> bool,
     ) -> Result<(), Error> {
         let dir = dir.into();
-        if !self.list_dots(dir, cookie, each)? {
+        let Some(generation) = self.list_dots(dir, cookie, each)? else {
             return Ok(());
-        }
+        };
         let mut from = Some(cookie.saturating_sub(COOKIES));
         while let Some(key) = from {
-            let (names, next) = self.names_from(dir, key)?;
+            let (names, next) = self.names_from(dir, generation, key)?;
             if !names.iter().map(entry_of).all(&mut *each) {
                 return Ok(());
             }
@@ -55,13 +58,13 @@ impl FileSystem {
         each: &mut dyn FnMut(DirEntry<'_>) -> bool,
     ) -> Result<(), Error> {
         let dir = dir.into();
-        if !self.list_dots(dir, cookie, each)? {
+        let Some(generation) = self.list_dots(dir, cookie, each)? else {
             return Ok(());
-        }
+        };
         let (ino, first) = (dir.ino(), cookie.saturating_sub(COOKIES));
         let (mut read, mut from) = (0, Some(first));
         while let Some(key) = from {
-            let (names, next) = self.names_from(dir, key)?;
+            let (names, next) = self.names_from(dir, generation, key)?;
             for names in names.chunks(INODES_AT_ONCE) {
                 if let [head, .., tail] = names {
                     self.listings.wait_for(ino, head.key..tail.key + 1);
@@ -87,14 +90,15 @@ impl FileSystem {
         dir: Ino,
         each: &mut dyn FnMut(Result<DirEntry<'_>, Error>) -> bool,
     ) -> Result<(), Error> {
-        if !self.list_dots(dir.into(), 0, &mut |entry| each(Ok(entry)))? {
+        let dots = self.list_dots(dir.into(), 0, &mut |entry| each(Ok(entry)))?;
+        let Some(generation) = dots else {
             return Ok(());
-        }
+        };
         let mut from = Some(0);
         while let Some(key) = from {
             let (found, next) = {
                 let node = self.dir_inode(dir.into())?;
-                let inode = node.inode()?;
+                let inode = begun_in(dir, generation, node.inode()?)?;
                 match list::run_from::<Name>(&self.store, inode, key) {
                     Ok((names, next)) => (Ok(names), next),
                     Err(error) => {
@@ -115,21 +119,21 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Whether the names come next: `each` took the entries in front of them that are not behind `cookie`.
+    /// The directory's generation if the names come next: `each` took the entries in front of them that are not behind `cookie`.
     fn list_dots(
         &self,
         dir: At<'_>,
         cookie: u64,
         each: &mut dyn FnMut(DirEntry<'_>) -> bool,
-    ) -> Result<bool, Error> {
+    ) -> Result<Option<u64>, Error> {
         let ino = dir.ino();
-        let parent = {
+        let (parent, generation) = {
             let node = self.dir_inode(dir)?;
             let inode = node.inode()?;
             if !inode.is_dir() {
                 return Err(Error::NotADirectory);
             }
-            inode.parent
+            (inode.parent, inode.generation)
         };
         if cookie == 0 && self.files.options().directory_atime {
             self.touch_atime(ino)?;
@@ -137,7 +141,7 @@ impl FileSystem {
         let dots = [(ino, &b"."[..]), (parent, &b".."[..])];
         let dots = dots.into_iter().zip(1..);
         let mut dots = dots.skip(cookie.min(COOKIES) as usize);
-        Ok(dots.all(|((ino, name), next)| {
+        let all = dots.all(|((ino, name), next)| {
             let kind = libc::DT_DIR;
             each(DirEntry {
                 ino,
@@ -145,13 +149,28 @@ impl FileSystem {
                 kind,
                 next,
             })
-        }))
+        });
+        Ok(all.then_some(generation))
     }
 
     /// Names from `key` on, to the end of one leaf, and where to go on.
-    fn names_from(&self, dir: At<'_>, key: u64) -> Result<(Vec<Name>, Option<u64>), Error> {
+    fn names_from(
+        &self,
+        dir: At<'_>,
+        generation: u64,
+        key: u64,
+    ) -> Result<(Vec<Name>, Option<u64>), Error> {
         let node = self.dir_inode(dir)?;
-        list::run_from::<Name>(&self.store, node.inode()?, key)
+        let inode = begun_in(dir.ino(), generation, node.inode()?)?;
+        list::run_from::<Name>(&self.store, inode, key)
+    }
+}
+
+/// The inode of the directory that a listing began in, which may be removed by now, and not what else has its number then.
+fn begun_in(dir: Ino, generation: u64, inode: &Inode) -> Result<&Inode, Error> {
+    match inode.is_dir() && inode.generation == generation {
+        true => Ok(inode),
+        false => Err(Error::Stale(dir)),
     }
 }
 

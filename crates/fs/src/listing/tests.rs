@@ -2,8 +2,10 @@
 
 use super::Ahead;
 use super::ahead::{COURSES, NAMES};
-use crate::api::{Caller, Ino, ROOT};
-use crate::{FileSystem, FsOptions, MkfsOptions};
+use crate::api::{Caller, DirEntry, Ino, ROOT};
+use crate::dir::is_dot;
+use crate::rename::tests::file_system;
+use crate::{Error, FileSystem, FsOptions, MkfsOptions};
 use base::clock::Clock;
 use device::sim::{PowerSwitch, SimDevice};
 use device::{Array, BlockDevice};
@@ -257,5 +259,72 @@ fn a_listing_with_its_thread_has_every_name_once() {
         assert_eq!(names.len(), FILES);
         changing.join().unwrap();
         fs.close().unwrap();
+    }
+}
+
+/// Lists a folder with `list`. At its first file all files go, and the folder, and others are made elsewhere, files or folders with files in them, until one
+/// has its number.
+fn list_while_another_gets_the_number(
+    kind: u32,
+    list: impl Fn(&FileSystem, Ino, &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<(), Error>,
+) {
+    // What this thread's core gives back it gets again.
+    base::thread::pin(base::thread::current_cpu()).unwrap();
+    let (fs, who) = (file_system(), Caller::root());
+    let dir = fs.mkdir(&who, ROOT, b"folder", 0o755).unwrap().ino;
+    let elsewhere = fs.mkdir(&who, ROOT, b"elsewhere", 0o755).unwrap().ino;
+    let names: Vec<String> = (0..400).map(|i| format!("file-{i}")).collect();
+    names.iter().for_each(|name| create(&fs, dir, name));
+    let (mut listed, mut got_it) = (0, false);
+    let outcome = list(&fs, dir, &mut |entry| {
+        if is_dot(entry.name) {
+            return true;
+        }
+        assert!(entry.name.starts_with(b"file-"), "of another folder");
+        listed += 1;
+        if listed == 1 {
+            for name in &names {
+                fs.unlink(&who, dir, name.as_bytes()).unwrap();
+            }
+            // Files' numbers come first.
+            (0..8).for_each(|i| create(&fs, elsewhere, &format!("before-{i}")));
+            fs.rmdir(&who, ROOT, b"folder").unwrap();
+            let make = |name: String| match kind {
+                libc::S_IFDIR => fs.mkdir(&who, elsewhere, name.as_bytes(), 0o755),
+                _ => fs.mknod(&who, elsewhere, name.as_bytes(), kind, 0),
+            };
+            got_it = (0..8).any(|i| make(format!("{i}")).unwrap().ino == dir);
+            for i in (0..400).filter(|_| got_it && kind == libc::S_IFDIR) {
+                create(&fs, dir, &format!("new-{i}"));
+            }
+        }
+        true
+    });
+    assert!(got_it, "nothing has the number");
+    assert!((1..names.len()).contains(&listed), "{listed}");
+    assert!(
+        matches!(outcome, Err(Error::Stale(gone)) if gone == dir),
+        "{outcome:?}"
+    );
+    fs.close().unwrap();
+}
+
+/// Who listed was told of damage where a file had the number by then, and of another folder's names.
+#[test]
+fn a_listing_ends_with_the_folder_that_it_began_in() {
+    for kind in [libc::S_IFREG, libc::S_IFDIR] {
+        list_while_another_gets_the_number(kind, |fs, dir, each| fs.readdir(dir, 0, each));
+        list_while_another_gets_the_number(kind, |fs, dir, each| fs.readdir_plus(dir, 0, each));
+        list_while_another_gets_the_number(kind, |fs, dir, each| {
+            let mut hidden = Ok(());
+            fs.readdir_around(dir, &mut |entry| match entry {
+                Ok(entry) => each(entry),
+                Err(error) => {
+                    hidden = Err(error);
+                    true
+                }
+            })?;
+            hidden
+        });
     }
 }
