@@ -121,10 +121,18 @@ impl<C: Content> Promise<'_, C> {
         self.store.space.give_promised(extent);
     }
 
-    pub(crate) fn consume(&mut self, blocks: u64) {
+    /// So many blocks were taken for it; returns how many of them it covers.
+    pub(crate) fn consume(&mut self, blocks: u64) -> u64 {
         let consumed = blocks.min(self.blocks);
         self.blocks -= consumed;
         self.store.space.unpromise(consumed);
+        consumed
+    }
+
+    /// Takes [`Promise::consume`] back, before the blocks are available again.
+    pub(crate) fn restore(&mut self, consumed: u64) {
+        self.blocks += consumed;
+        self.store.space.promise_again(consumed);
     }
 }
 

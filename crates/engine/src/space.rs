@@ -424,6 +424,11 @@ impl Space {
         self.totals.unpromise(blocks);
     }
 
+    /// See [`Totals::promise_again`].
+    pub fn promise_again(&self, blocks: u64) {
+        self.totals.promise_again(blocks);
+    }
+
     /// Takes up to `want` contiguous blocks that a promise covers from the shard's lease or, when
     /// `goal` lies in a loaded chunk, from there.
     pub fn take(

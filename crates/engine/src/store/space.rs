@@ -210,9 +210,10 @@ impl<C: Content> Store<C> {
         let mut tried = Tried::default();
         loop {
             if let Some(extent) = self.space.take(shard, blocks, goal, &tried) {
+                // Before a device may have to return the map: what is taken and promised still is missing for others twice.
+                let consumed = promise.consume(extent.len as u64);
                 match self.map_of(extent) {
                     Ok(map) => {
-                        promise.consume(extent.len as u64);
                         return Ok(Reservation {
                             store: self,
                             extent,
@@ -220,7 +221,11 @@ impl<C: Content> Store<C> {
                             taken: false,
                         });
                     }
-                    Err((chunk, error)) => tried.changing(chunk, error),
+                    Err((chunk, error)) => {
+                        promise.restore(consumed);
+                        self.not_taken(extent, chunk, &error);
+                        tried.changing(chunk, error);
+                    }
                 }
                 continue;
             }
@@ -292,20 +297,22 @@ impl<C: Content> Store<C> {
         self.space.free_chunks() > 0 && self.free_meta_bytes() - chunk >= self.clean_room() * 3 / 4
     }
 
-    /// The space map that governs blocks taken just now. They are available again when it cannot be read now, or
-    /// unusable with the rest of their chunk when it is damaged.
+    /// The space map that governs blocks taken just now.
     fn map_of(&self, extent: Extent) -> Result<Node<C>, (u32, Error)> {
         let geometry = self.array.geometry();
         let (chunk, _) = geometry.chunk_of(extent.block).expect("space is in chunks");
-        self.load_map(chunk).map_err(|error| {
-            if may_pass(&error) {
-                self.space.give(extent);
-            } else {
-                not_used(&(chunk..chunk + 1), &error);
-                self.space.unusable(chunk);
-            }
-            (chunk, error)
-        })
+        self.load_map(chunk).map_err(|error| (chunk, error))
+    }
+
+    /// Blocks taken just now are available again when their map cannot be read now, or unusable with the rest of their
+    /// chunk when it is damaged. They are promised before that.
+    fn not_taken(&self, extent: Extent, chunk: u32, why: &Error) {
+        if may_pass(why) {
+            self.space.give(extent);
+        } else {
+            not_used(&(chunk..chunk + 1), why);
+            self.space.unusable(chunk);
+        }
     }
 
     /// A chunk got no map: the chunks that the same cause keeps from getting one, and that cause; or the error, if it is another.

@@ -7,6 +7,8 @@ use base::rng::Rng;
 use device::sim::Times;
 use engine::{Error, Need, StoreOptions};
 use format::Nid;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 fn set(store: &TestStore, nid: Nid, value: u64) -> Result<(), Error> {
@@ -226,6 +228,60 @@ fn data_gets_chunks_in_which_little_metadata_is_live() {
     drop(store);
     let nodes = world.check("after metadata gave way");
     assert!(few.iter().all(|nid| nodes[nid].0[0] == 9));
+}
+
+/// The blocks that somebody had taken for a promise were missing for others, once as taken and once as promised, until their map had been read.
+#[test]
+fn who_reads_a_map_for_promised_blocks_takes_them_once() {
+    let world = World::new(31, &[64]);
+    let store = world.open().unwrap();
+    let mut first = store.promise(1).unwrap();
+    let reservation = store.reserve(&mut first, 1, None).unwrap();
+    let mut op = store.begin(Need::Reclaim).unwrap();
+    op.take(reservation);
+    op.commit();
+    drop(first);
+    let nids: Vec<Nid> = (0..2_000)
+        .map(|i| create(&store, vec![i; 100]).unwrap())
+        .collect();
+    store.checkpoint().unwrap();
+    let mut held = 0;
+    for blocks in [4096, 256, 16, 1] {
+        while let Ok(promise) = store.promise(blocks) {
+            held += promise.into_blocks();
+        }
+    }
+    store.checkpoint().unwrap();
+    // These take the place of the map in memory.
+    for nid in nids.iter().cycle().take(4 * nids.len()) {
+        store.get(*nid).unwrap().read().unwrap();
+    }
+    drop(store.adopt_promise(65));
+    let promised = store.promise(64).unwrap().into_blocks();
+    world.devices[0].stick();
+    let has_taken = Arc::new(AtomicBool::new(false));
+    let taking = {
+        let (store, has_taken) = (Arc::clone(&store), Arc::clone(&has_taken));
+        let take = move || {
+            let mut promise = store.adopt_promise(promised);
+            let reserved = store.reserve(&mut promise, 64, None).unwrap();
+            assert_eq!(reserved.extent().len, 64);
+            has_taken.store(true, Ordering::Relaxed);
+        };
+        base::thread::spawn("takes", take).unwrap()
+    };
+    while world.devices[0].waiting() == 0 {
+        assert!(!has_taken.load(Ordering::Relaxed), "the map is in memory");
+        base::thread::yield_now();
+    }
+    let last = store.promise(1).map(|promise| promise.into_blocks());
+    world.devices[0].release();
+    taking.join().unwrap();
+    store.adopt_promise(last.unwrap());
+    drop(store.adopt_promise(held - 65));
+    store.close().unwrap();
+    drop(store);
+    world.check("at the end");
 }
 
 /// Half of each segment is live, and more must be free for checkpoints than one of them cleans.
