@@ -229,6 +229,8 @@ impl<C: Content> Store<C> {
         }
         self.segments.look_again();
         self.stalled_room.store(0, Ordering::Relaxed);
+        // What could not be read then was not emptied for that alone.
+        self.emptied_in_vain.store(0, Ordering::Relaxed);
     }
 
     /// Room that is left when cleaning has done what it could is not for operations while it is held up (invariant 4).
@@ -292,6 +294,7 @@ impl<C: Content> Store<C> {
     /// Empties chunks of metadata until data has what it waits for (`enough`); false: nothing is gained any more.
     /// The caller holds no node lock.
     pub(crate) fn empty_until(&self, enough: impl Fn() -> bool) -> Result<bool, Error> {
+        self.look_at_unread();
         if self.sparse_chunks() == 0 {
             return Ok(false);
         }

@@ -230,6 +230,37 @@ fn data_gets_chunks_in_which_little_metadata_is_live() {
     assert!(few.iter().all(|nid| nodes[nid].0[0] == 9));
 }
 
+/// What was not emptied because nothing could be read counted as nothing to gain from then on.
+#[test]
+fn data_gets_chunks_of_metadata_after_a_short_outage() {
+    let world = World::new(30, &[64]);
+    let options = plain();
+    let clock = options.clock.clone();
+    let store = world.open_with(options).unwrap();
+    let few = leave_few(&store);
+    store.checkpoint().unwrap();
+    let free_blocks = store.space().free_blocks;
+    let mut held = 0;
+    world.devices[0].fail_reads(Times::Always, None);
+    while let Ok(promise) = store.promise(64) {
+        held += promise.into_blocks();
+    }
+    world.devices[0].heal();
+    assert!(held < free_blocks / 2, "{held} of {free_blocks} blocks");
+    clock.advance(Duration::from_secs(2));
+    while let Ok(promise) = store.promise(64) {
+        held += promise.into_blocks();
+    }
+    assert!(
+        held >= free_blocks / 100 * 95,
+        "{held} of {free_blocks} blocks"
+    );
+    drop(store.adopt_promise(held));
+    store.close().unwrap();
+    drop(store);
+    assert_eq!(world.check("after the outage").len(), few.len());
+}
+
 /// The blocks that somebody had taken for a promise were missing for others, once as taken and once as promised, until their map had been read.
 #[test]
 fn who_reads_a_map_for_promised_blocks_takes_them_once() {
