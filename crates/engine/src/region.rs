@@ -6,7 +6,8 @@
 //! 2. A word with [`RICH`] free nids or more is among the rich, except while the thread that
 //!    changed the word, or one that took from it, is about to say so. (A word that was taken just
 //!    then may stay among them until its leaf is taken again.) Whether the region is worth a lease
-//!    follows from the number of rich words, so that putting a nid back counts nothing.
+//!    follows from the number of rich words, so that putting a nid back counts nothing. Of two threads that make words
+//!    rich and then count them, one counts both: each says so before it counts, in one order for all.
 //! 3. What the node table says is added once, by the thread that `claim` let through; nids that
 //!    were put back before are free then already.
 
@@ -84,7 +85,7 @@ impl Region {
             return false;
         }
         let w = within as usize / 64;
-        self.rich[w / 64].fetch_or(1 << (w % 64), Ordering::AcqRel);
+        self.rich[w / 64].fetch_or(1 << (w % 64), Ordering::SeqCst);
         true
     }
 
@@ -119,7 +120,7 @@ impl Region {
     }
 
     pub fn rich_words(&self) -> u32 {
-        let count = |word: &AtomicU64| word.load(Ordering::Relaxed).count_ones();
+        let count = |word: &AtomicU64| word.load(Ordering::SeqCst).count_ones();
         self.rich.iter().map(count).sum()
     }
 }

@@ -84,6 +84,30 @@ fn a_region_knows_its_rich_words_and_loses_no_nid() {
     });
 }
 
+/// Two words become rich, of which different words of the region say so: who comes last finds both.
+///
+/// Found when broken: `put` or `rich_words` with less than sequential consistency (neither finds the other's).
+#[test]
+fn two_that_make_words_rich_do_not_both_miss_the_other() {
+    check(3, || {
+        let region = Arc::new(Region::new(64 + LEAF_WORDS));
+        for w in [0, 64] {
+            region.add(w, (1 << 15) - 1);
+        }
+        let put = |region: &Region, w: u64| {
+            assert!(region.put(w * 64 + 15));
+            region.rich_words()
+        };
+        let other = {
+            let region = Arc::clone(&region);
+            loom::thread::spawn(move || put(&region, 64))
+        };
+        let found = put(&region, 0);
+        let found = found.max(other.join().unwrap());
+        assert_eq!(found, 2);
+    });
+}
+
 /// What the table says is free is added to a region that two want to lease, while a nid comes back.
 ///
 /// Found when broken: `claim` that looks and then stores (a nid that was taken is free again).
