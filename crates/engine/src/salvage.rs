@@ -15,7 +15,7 @@
 //!    older state of what is lost, unless the lost page can be made anew of them ([`anew`]). Of a lost
 //!    leaf page, its nodes are found: the newest image of each, unless an old copy of the page knows of
 //!    a later state or deletion. Without a segment table the scan reads what metadata has left behind in chunks that became
-//!    data, too (`docs/decisions/0038`): a page there is not the last one, and an image is taken from there into memory, so that the chunk stays data.
+//!    data, too, by the table or by the journal (`docs/decisions/0038`): a page there is not the last one, and an image is taken from there into memory, so that the chunk stays data.
 //! 3. Replay in memory. Of a node that the journal creates or deletes, what precedes the last time that it does is not
 //!    needed: neither an image, which may have rotted, nor, where a page of the table is lost, its version. Any other node
 //!    that replay cannot bring up to date is dropped, because an older state of it may refer to what has another owner since.
@@ -195,18 +195,11 @@ impl<C: Content> Salvage<C> {
             kept_chunks: base.vouched_chunks(array),
             map_versions: BTreeMap::new(),
         };
-        let mut rebuilt = match lost.is_empty() && base.record.is_some() {
+        let rebuilt = match lost.is_empty() && base.record.is_some() {
             true => Rebuilt::default(),
             false => salvage.rebuild_table(&base, lost, space.as_ref())?,
         };
         salvage.replay(&std::mem::take(&mut base.batches), &rebuilt.leaves)?;
-        if base.record.is_some() && space.is_none() {
-            // Since the last checkpoint some more have become such.
-            let maps = salvage.map_versions.keys();
-            rebuilt
-                .data
-                .extend(maps.map(|nid| (nid - SPACE_MAP_FIRST) as u32));
-        }
         salvage.load_rebuilt(rebuilt)?;
         salvage.drop_damaged()?;
         salvage.count(space, base.run.loss.is_some())?;
@@ -242,7 +235,12 @@ impl<C: Content> Salvage<C> {
         let all = base.record.is_none();
         let limit = base.record.map_or(u64::MAX, |r| r.sequence.get());
         let wanted = Wanted { all, lost: &lost };
-        let known = self.data_chunks(|leaf| !wanted.leaf(leaf))?;
+        let since = match space {
+            None if !all => base.data_since(),
+            _ => BTreeSet::new(),
+        };
+        let mut known = self.data_chunks(|leaf| !wanted.leaf(leaf))?;
+        known.extend(&since);
         let live = space.map(|s| &s.live);
         let scan = Scan::run(&self.store, live, &known, limit, &wanted)?;
         if all && scan.leaves.is_empty() && scan.images.is_empty() {
@@ -258,13 +256,16 @@ impl<C: Content> Salvage<C> {
         }
         self.restore_maps(&scan, &mut lost)?;
         self.restore_regions(&scan, &mut lost)?;
-        let mut rebuilt = Rebuilt::default();
+        let mut rebuilt = Rebuilt {
+            data: since,
+            ..Rebuilt::default()
+        };
         let wanted = Wanted { all, lost: &lost };
         // Those of space maps come first: they tell which chunks hold data.
         let maps = SPACE_MAP_FIRST / LEAF_NIDS;
         self.rebuild_leaves(&wanted, &scan, maps..u64::MAX, &mut rebuilt)?;
         if space.is_none() {
-            rebuilt.data = self.data_chunks(|_| true)?;
+            rebuilt.data.extend(self.data_chunks(|_| true)?);
         }
         self.rebuild_leaves(&wanted, &scan, 0..maps, &mut rebuilt)?;
         rebuilt.leaves.sort_unstable();
@@ -802,6 +803,25 @@ impl Base {
             sequence,
             resume,
         })
+    }
+
+    /// Chunks whose space maps the journal names: they have become data since the last checkpoint, or were data then, and
+    /// nothing that it reaches lies there (R4).
+    fn data_since(&self) -> BTreeSet<u32> {
+        let mut chunks = BTreeSet::new();
+        for records in &self.batches {
+            let parsed = parse_records(records, |entries| {
+                let changes = entries.iter().filter(|e| e.action != Action::Sum);
+                let maps = changes.filter_map(|entry| entry.nid.checked_sub(SPACE_MAP_FIRST));
+                chunks.extend(maps.map(|chunk| chunk as u32));
+                Ok(())
+            });
+            // It is replayed up to there.
+            if parsed.is_err() {
+                break;
+            }
+        }
+        chunks
     }
 
     /// Where the data lies that the run's end rests on, though no file may have it any more.

@@ -21,7 +21,7 @@ const BYTES: u64 = 64 << 20;
 /// `/link`, and `/many` with enough names for a tree of buckets.
 pub(super) struct World {
     pub device: Arc<SimDevice>,
-    clock: Clock,
+    pub clock: Clock,
 }
 
 fn root() -> Caller {

@@ -6,10 +6,12 @@ use crate::api::{Caller, ROOT};
 use crate::content::{AttrChange, Body, Delta, FileExtent, FsNode};
 use device::sim::Times;
 use engine::Need;
+use format::Block;
 use format::item::{self, ItemKind};
 use format::label::HEAD_BLOCKS;
 use format::table::LEAF_NIDS;
 use std::collections::HashSet;
+use std::ops::Range;
 
 fn bytes_of(world: &World, path: &str) -> Vec<u8> {
     world.change(|fs| {
@@ -743,4 +745,81 @@ fn a_sector_of_file_data_is_needed_by_no_repair() {
     assert_eq!(world.fsck().findings, []);
     assert_eq!(bytes_of(&world, "/file"), [1; 40_000]);
     assert!(exists(&world, "/dir/sub/inner"));
+}
+
+/// A file whose data goes on in a chunk that has become one of data since the last checkpoint: the journal alone says that. Where that chunk is on the device.
+fn new_data_chunk(world: &World) -> Range<u64> {
+    let geometry = world.array(true).geometry().clone();
+    let chunk_of = |extent: &FileExtent| {
+        let last = Block(extent.block.0 + u64::from(extent.len) - 1);
+        geometry.chunk_of(last).unwrap().0
+    };
+    let before: Vec<u32> = ["/file", "/other"]
+        .iter()
+        .flat_map(|path| extents(world, path))
+        .map(|extent| chunk_of(&extent))
+        .collect();
+    let options = FsOptions::default().without_threads(world.clock.clone());
+    let fs = FileSystem::open(world.array(false), options).unwrap();
+    let who = Caller::root();
+    let made = fs.create(&who, ROOT, b"new", 0o644, libc::O_RDWR);
+    let (attr, file) = made.unwrap();
+    let piece = vec![3; 1 << 20];
+    let new = (0..32).find_map(|i| {
+        fs.write(&file, i * piece.len() as u64, &piece).unwrap();
+        fs.sync().unwrap();
+        let node = fs.store().get(attr.ino).unwrap().read().unwrap();
+        let Body::Extents(list) = &node.inode().unwrap().body else {
+            panic!("{:?}", node.inode().unwrap().body);
+        };
+        list.iter()
+            .map(chunk_of)
+            .find(|chunk| !before.contains(chunk))
+    });
+    let start = HEAD_BLOCKS * 4096 + geometry.chunk_block(new.unwrap()).byte();
+    start..start + geometry.chunk_bytes()
+}
+
+/// Damages the pages of the node table that `/dir/sub` is in, and the space tables. The bytes of the last leaf page.
+fn lose_pages_and_tables(world: &World, sub: Nid) -> Vec<u8> {
+    let is_leaf = |header: &item::ItemHeader| {
+        header.kind == ItemKind::TableLeaf as u8 && header.id.get() == sub.0 / LEAF_NIDS
+    };
+    let (_, at, len) = items(world, is_leaf).into_iter().max().unwrap();
+    let mut bytes = vec![0; len];
+    world.device.peek(at, &mut bytes);
+    let lost = |header: &item::ItemHeader| {
+        let above = [ItemKind::TableRegion as u8, ItemKind::SpaceRoot as u8];
+        is_leaf(header) || above.contains(&header.kind)
+    };
+    for (_, at, _) in items(world, lost) {
+        world.device.poke(at + 40, &[0x5A]);
+    }
+    bytes
+}
+
+/// Only the journal says that data is there: what metadata had left there made a chunk of metadata of it all the same.
+#[test]
+fn a_page_where_data_is_since_the_last_checkpoint_costs_no_file_its_data() {
+    for unreadable in [false, true] {
+        let world = World::new();
+        let sub = world.ino("/dir/sub");
+        let chunk = new_data_chunk(&world);
+        let bytes = lose_pages_and_tables(&world, sub);
+        let last = chunk.end - 4096;
+        match unreadable {
+            false => world.device.poke(last, &bytes),
+            true => world
+                .device
+                .fail_reads(Times::Always, Some(last..last + 512)),
+        }
+        let report = repair(&world.array(false), &RepairOptions::default(), &|_| {}).unwrap();
+        assert_eq!(report.outcome, Outcome::Repaired, "{:#?}", report.actions);
+        world.device.heal();
+        assert_eq!(world.fsck().findings, []);
+        let holes = actions(&report, ActionKind::Hole, "/new");
+        assert_eq!(holes, Vec::<String>::new());
+        assert!(bytes_of(&world, "/new").iter().all(|byte| *byte == 3));
+        assert!(exists(&world, "/dir/sub/inner"));
+    }
 }
