@@ -10,6 +10,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal};
+
 use crate::Fallible;
 
 static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
@@ -119,7 +121,7 @@ pub fn run(log_name: &str, command: &mut Command, limit: Duration) -> Fallible<O
     })
 }
 
-/// Waits for `child`, which leads its process group; kills the group at the limit (then
+/// Waits for `child`, which leads its process group; ends the group at the limit (then
 /// there is no status) and on interruption (then it is an error).
 pub fn wait(child: &mut Child, limit: Duration) -> Fallible<Option<ExitStatus>> {
     let start = Instant::now();
@@ -140,21 +142,25 @@ pub fn wait(child: &mut Child, limit: Duration) -> Fallible<Option<ExitStatus>> 
     }
 }
 
-/// Kills the process group that `child` leads and what descends from it (timeout(1) has a group of its
-/// own), and reaps the child, which may be stuck in a file system that no longer answers: then it is
-/// left behind after ten seconds.
+/// How long who is told to end may clean up.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Ends the process group that `child` leads and what descends from it (timeout(1) has a group of its
+/// own), and reaps the child: by SIGTERM, so that scripts take their mounts away, and then by SIGKILL. It may be
+/// stuck in a file system that no longer answers: then it is left behind after ten seconds.
 pub fn kill_group(child: &mut Child) {
-    let descendants = stop_descendants(child.id());
-    if let Some(pid) = rustix::process::Pid::from_raw(child.id() as i32) {
-        // The group may be gone already.
-        let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
+    let mut descendants = descendants(child.id());
+    signal(child, &descendants, Signal::TERM);
+    let start = Instant::now();
+    let alive = |process: &Process| process.is_alive();
+    while start.elapsed() < GRACE
+        && (matches!(child.try_wait(), Ok(None)) || descendants.iter().any(alive))
+    {
+        std::thread::sleep(Duration::from_millis(10));
     }
-    for pid in descendants {
-        if let Some(pid) = rustix::process::Pid::from_raw(pid as i32) {
-            // It may have ended with the group.
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-        }
-    }
+    descendants.retain(alive);
+    descendants.extend(stop_descendants(child.id()));
+    signal(child, &descendants, Signal::KILL);
     for _ in 0..200 {
         if !matches!(child.try_wait(), Ok(None)) {
             return;
@@ -164,50 +170,87 @@ pub fn kill_group(child: &mut Child) {
     eprintln!("xtask: process {} does not end", child.id());
 }
 
+/// To the group and to the descendants. Those that ended meanwhile get none.
+fn signal(child: &Child, descendants: &[Process], signal: Signal) {
+    if let Some(group) = Pid::from_raw(child.id() as i32) {
+        let _ = rustix::process::kill_process_group(group, signal);
+    }
+    for process in descendants {
+        process.signal(signal);
+    }
+}
+
 /// Stops what descends from `pid`, and `pid`, so that they cannot fork meanwhile; they are to be killed.
-fn stop_descendants(pid: u32) -> Vec<u32> {
-    let mut stopped = Vec::new();
+fn stop_descendants(pid: u32) -> Vec<Process> {
+    let mut stopped: Vec<Process> = Vec::new();
     loop {
         let mut found = descendants(pid);
-        found.push(pid);
-        found.retain(|pid| !stopped.contains(pid));
+        found.extend(Process::find(pid));
+        found.retain(|process| !stopped.contains(process));
         if found.is_empty() {
             return stopped;
         }
-        for pid in found {
-            if let Some(pid) = rustix::process::Pid::from_raw(pid as i32) {
-                // It may have ended.
-                let _ = rustix::process::kill_process(pid, rustix::process::Signal::STOP);
-            }
-            stopped.push(pid);
+        for process in found {
+            process.signal(Signal::STOP);
+            stopped.push(process);
+        }
+    }
+}
+
+/// A process, told from a later one of the same number by when it was started.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Process {
+    pid: u32,
+    parent: u32,
+    /// In clock ticks since the machine's start.
+    started: u64,
+}
+
+impl Process {
+    /// One that has ended and waits for its parent to ask how is none.
+    fn find(pid: u32) -> Option<Process> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The program's name, in parentheses, may hold anything; its state and parent follow.
+        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+        if matches!(fields.first(), None | Some(&"Z" | &"X")) {
+            return None;
+        }
+        Some(Process {
+            pid,
+            parent: fields.get(1)?.parse().ok()?,
+            started: fields.get(19)?.parse().ok()?,
+        })
+    }
+
+    /// Its parent may be another by now.
+    fn is_alive(&self) -> bool {
+        Process::find(self.pid).is_some_and(|now| now.started == self.started)
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(pid) = Pid::from_raw(self.pid as i32)
+            && self.is_alive()
+        {
+            // It may end between the look and the signal.
+            let _ = rustix::process::kill_process(pid, signal);
         }
     }
 }
 
 /// Children of `pid`, theirs, and so on.
-fn descendants(pid: u32) -> Vec<u32> {
-    let processes: Vec<(u32, u32)> = std::fs::read_dir("/proc")
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| {
-            let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
-            // The program's name, in parentheses, may hold anything; its state and parent follow.
-            let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?;
-            Some((
-                entry.file_name().to_str()?.parse().ok()?,
-                parent.parse().ok()?,
-            ))
-        })
-        .collect();
-    let mut found = vec![pid];
-    let mut next = 0;
-    while let Some(&parent) = found.get(next) {
-        let children = processes.iter().filter(|(_, of)| *of == parent);
-        found.extend(children.map(|(child, _)| child));
-        next += 1;
+fn descendants(pid: u32) -> Vec<Process> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let processes: Vec<Process> = numbers.filter_map(Process::find).collect();
+    let mut found: Vec<Process> = Vec::new();
+    let mut next = Some(pid);
+    let mut looked = 0;
+    while let Some(parent) = next {
+        found.extend(processes.iter().filter(|p| p.parent == parent));
+        next = found.get(looked).map(|process| process.pid);
+        looked += 1;
     }
-    found.split_off(1)
+    found
 }
 
 /// Whether a program of this name is on the PATH.
@@ -243,5 +286,22 @@ mod tests {
             std::io::Read::read_to_end(&mut output, &mut Vec::new()).unwrap(),
             0
         );
+    }
+
+    /// The mounts of a script stayed, for what it does when it ends was left out.
+    #[test]
+    fn who_is_ended_may_clean_up() {
+        let mut child = Command::new("bash")
+            .args(["-c", "trap 'echo clean' EXIT; echo up; sleep 600; :"])
+            .stdout(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
+        let mut said = String::new();
+        std::io::BufRead::read_line(&mut output, &mut said).unwrap();
+        kill_group(&mut child);
+        std::io::Read::read_to_string(&mut output, &mut said).unwrap();
+        assert_eq!(said, "up\nclean\n");
     }
 }

@@ -1,10 +1,13 @@
 //! The array that the mounted suites run on: four image files of unequal size, their daemon
 //! and their mount point; or, for comparison, a folder of any other file system.
 //!
-//! Invariants: (1) whatever happens, dropping a `World` leaves no mount and no daemon
-//! behind; (2) nothing here waits without a limit.
+//! Invariants: (1) whatever happens, dropping a `World` leaves no mount, no loop device and no daemon
+//! behind, and a new one takes away those of a run that was killed; (2) nothing here waits without a
+//! limit; (3) no folder is removed in which something is mounted.
 
+use std::ffi::OsString;
 use std::fs;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -56,6 +59,7 @@ impl World {
         };
         world.take_down();
         if world.dir.exists() {
+            refuse_mounts(&world.dir)?;
             fs::remove_dir_all(&world.dir).map_err(|e| format!("{}: {e}", world.dir.display()))?;
         }
         fs::create_dir_all(&world.mnt).map_err(|e| format!("{}: {e}", world.mnt.display()))?;
@@ -225,7 +229,10 @@ impl World {
         if !self.keep && !self.external {
             self.take_down();
             self.remove_images();
-            let _ = fs::remove_dir_all(&self.dir);
+            // What cannot be taken away is the next run's to report.
+            if refuse_mounts(&self.dir).is_ok() {
+                let _ = fs::remove_dir_all(&self.dir);
+            }
         }
     }
 
@@ -254,28 +261,15 @@ impl World {
         process::run(&format!("{}-{what}", self.name), command, limit)?.check(what)
     }
 
-    /// Invariant 1: detaches the mount, kills the daemon, aborts the connection.
+    /// Invariant 1, also of what scripts have mounted below the folder, and of a run that was killed.
     fn take_down(&self) {
         if self.external {
             return;
         }
-        let connection = fuse_connection(&self.mnt);
-        for _ in 0..4 {
-            if !is_mounted(&self.mnt) {
-                break;
-            }
-            if let Err(error) = unmount(&self.mnt, UnmountFlags::DETACH) {
-                eprintln!("xtask: cannot unmount {}: {error}", self.mnt.display());
-                break;
-            }
-        }
+        release(&self.dir);
         if let Ok(text) = fs::read_to_string(self.pid_file()) {
             kill_daemon(text.trim(), &self.sheaf);
             let _ = fs::remove_file(self.pid_file());
-        }
-        if let Some(number) = connection {
-            // Gone already when the daemon has ended.
-            let _ = fs::write(format!("/sys/fs/fuse/connections/{number}/abort"), "1");
         }
     }
 }
@@ -305,26 +299,171 @@ fn kill_daemon(pid: &str, program: &Path) {
     }
 }
 
-/// Whether something is mounted exactly here.
+/// Takes away all mounts below `dir`, and the loop devices of files there. Connections to Sheaf's daemons are
+/// aborted first: nobody waits for one that hangs, and it ends.
+pub fn release(dir: &Path) {
+    // As the kernel names it; a folder that is not there has nothing mounted.
+    let Ok(dir) = fs::canonicalize(dir) else {
+        return;
+    };
+    let mounts = mounts();
+    let below = || mounts.iter().rev().filter(|m| m.at.starts_with(&dir));
+    for number in below().filter_map(Mount::connection) {
+        // Gone already when the daemon has ended.
+        let _ = fs::write(format!("/sys/fs/fuse/connections/{number}/abort"), "1");
+    }
+    for mount in below() {
+        let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
+        // One that was mounted on another has gone with that.
+        let _ = unmount(&mount.at, flags);
+    }
+    for device in loop_devices(&dir) {
+        let detached = Command::new("losetup").arg("-d").arg(&device).status();
+        if !detached.is_ok_and(|status| status.success()) {
+            eprintln!("xtask: cannot detach {}", device.display());
+        }
+    }
+}
+
+/// Who removes a folder would remove what is mounted in it.
+pub fn refuse_mounts(dir: &Path) -> Fallible<()> {
+    let Ok(real) = fs::canonicalize(dir) else {
+        return Ok(());
+    };
+    match mounts().iter().find(|m| m.at.starts_with(&real)) {
+        None => Ok(()),
+        Some(mount) => Err(format!(
+            "{} is still mounted; unmount it (umount --lazy)",
+            mount.at.display()
+        )),
+    }
+}
+
+/// The loop devices of files below `dir`.
+fn loop_devices(dir: &Path) -> Vec<PathBuf> {
+    let devices = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let shown = devices.filter(|device| {
+        let file = fs::read_to_string(device.path().join("loop/backing_file"));
+        file.is_ok_and(|file| Path::new(file.trim_end()).starts_with(dir))
+    });
+    shown
+        .map(|device| Path::new("/dev").join(device.file_name()))
+        .collect()
+}
+
+/// Whether something is mounted exactly here. What is there is not asked: it may be dead, or hang.
 pub fn is_mounted(dir: &Path) -> bool {
-    mount_entry(dir).is_some()
+    let (Some(parent), Some(name)) = (dir.parent(), dir.file_name()) else {
+        return false;
+    };
+    fs::canonicalize(parent).is_ok_and(|parent| {
+        let at = parent.join(name);
+        mounts().iter().any(|m| m.at == at)
+    })
 }
 
-/// The connection number of the FUSE mount at `dir`.
-fn fuse_connection(dir: &Path) -> Option<u32> {
-    let (device, fs_type) = mount_entry(dir)?;
-    let (_, minor) = device.split_once(':')?;
-    fs_type.starts_with("fuse").then(|| minor.parse().ok())?
+/// A line of the kernel's table of mounts.
+struct Mount {
+    at: PathBuf,
+    /// (major, minor)
+    device: (u32, u32),
+    fs_type: String,
 }
 
-/// (major:minor, type) of the last mount at `dir`.
-fn mount_entry(dir: &Path) -> Option<(String, String)> {
-    let text = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    let wanted = dir.to_string_lossy().replace(' ', "\\040");
-    text.lines().rev().find_map(|line| {
+impl Mount {
+    /// The number of Sheaf's FUSE connection, which is the device's number as the kernel has it.
+    fn connection(&self) -> Option<u32> {
+        let (major, minor) = self.device;
+        matches!(self.fs_type.as_str(), "fuse.sheaf" | "fuseblk.sheaf")
+            .then_some(major << 20 | minor)
+    }
+
+    fn parse(line: &str) -> Option<Mount> {
         let fields: Vec<&str> = line.split(' ').collect();
         let dash = fields.iter().position(|&f| f == "-")?;
-        (fields.get(4) == Some(&wanted.as_str()))
-            .then(|| (fields[2].to_owned(), fields[dash + 1].to_owned()))
-    })
+        let (major, minor) = fields.get(2)?.split_once(':')?;
+        Some(Mount {
+            at: unescaped(fields.get(4)?),
+            device: (major.parse().ok()?, minor.parse().ok()?),
+            fs_type: (*fields.get(dash + 1)?).to_owned(),
+        })
+    }
+}
+
+/// In the order in which they were mounted.
+fn mounts() -> Vec<Mount> {
+    let table = fs::read("/proc/self/mountinfo").unwrap_or_default();
+    let table = String::from_utf8_lossy(&table);
+    table.lines().filter_map(Mount::parse).collect()
+}
+
+/// A path of that table, in which blanks and backslashes are octal.
+fn unescaped(text: &str) -> PathBuf {
+    let mut parts = text.split('\\');
+    let mut path = parts.next().unwrap_or_default().as_bytes().to_vec();
+    for part in parts {
+        let code = part.get(..3).and_then(|c| u8::from_str_radix(c, 8).ok());
+        path.extend(code);
+        path.extend(part.get(3..).unwrap_or_default().as_bytes());
+    }
+    PathBuf::from(OsString::from_vec(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A world's folder as a run has left it that was killed, removed with the value.
+    struct Leftovers(PathBuf);
+
+    impl Leftovers {
+        fn new(name: &str) -> Self {
+            let dir = process::work_dir().join(name);
+            fs::create_dir_all(dir.join("script/my mnt")).unwrap();
+            Leftovers(dir)
+        }
+    }
+
+    impl Drop for Leftovers {
+        fn drop(&mut self) {
+            release(&self.0);
+            if refuse_mounts(&self.0).is_ok() {
+                let _ = fs::remove_dir_all(&self.0);
+            }
+        }
+    }
+
+    /// Each run deleted what was mounted there, and then could not go on.
+    #[test]
+    fn what_is_left_mounted_below_a_world_is_detached_and_keeps_its_files() {
+        if !crate::packages::is_root() {
+            return base::skip("root");
+        }
+        let name = format!("leftovers-{}", std::process::id());
+        let left = Leftovers::new(&name);
+        let elsewhere = Leftovers::new(&format!("{name}-elsewhere"));
+        let letter = elsewhere.0.join("letter");
+        fs::write(&letter, "mine").unwrap();
+        // With a space in its name; twice, one over the other.
+        let at = left.0.join("script/my mnt");
+        for _ in 0..2 {
+            rustix::mount::mount_bind(&elsewhere.0, &at).unwrap();
+        }
+        assert!(is_mounted(&at) && refuse_mounts(&left.0).is_err());
+        let world = World::new(&name, Path::new("sheaf"), None, false);
+        assert_eq!(fs::read_to_string(&letter).unwrap(), "mine");
+        assert!(!is_mounted(&at) && !at.exists());
+        drop(world.unwrap());
+    }
+
+    #[test]
+    fn the_table_of_mounts_is_read() {
+        let line = r"97 31 7:3 / /a\040b\134c rw,nosuid shared:1 - fuseblk.sheaf /dev/loop3 rw";
+        let mount = Mount::parse(line).unwrap();
+        assert_eq!(mount.at, Path::new(r"/a b\c"));
+        assert_eq!(mount.connection(), Some(7 << 20 | 3));
+        let other = Mount::parse("97 31 0:52 / /a rw - fuse.sshfs me rw").unwrap();
+        assert_eq!(other.connection(), None);
+        assert!(Mount::parse("97 31").is_none());
+    }
 }

@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::Context;
 use crate::process::Outcome;
 use crate::report::Suite;
-use crate::world::World;
+use crate::world::{self, World};
 use crate::{Fallible, packages, process};
 
 /// Before each script: its folder, empty, and what it leaves behind when it ends.
@@ -606,8 +606,11 @@ impl UserHome {
 
 impl Drop for UserHome {
     fn drop(&mut self) {
+        world::release(&self.0);
         // Left behind in the temporary folder when something in it is still mounted.
-        let _ = std::fs::remove_dir_all(&self.0);
+        if world::refuse_mounts(&self.0).is_ok() {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
     }
 }
 
