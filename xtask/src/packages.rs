@@ -17,6 +17,7 @@ const PACKAGES: &[(&str, &str)] = &[
     ("setfattr", "attr"),
     ("setfacl", "acl"),
     ("git", "git"),
+    ("pgrep", "procps"),
     ("mkfs.xfs", "xfsprogs"),
     ("mkfs.ext4", "e2fsprogs"),
 ];
