@@ -186,15 +186,31 @@ pub fn direct(dir: &Path) -> Check {
 }
 
 pub fn synchronous(dir: &Path) -> Check {
-    for (name, flag) in [("sync", O_SYNC), ("dsync", O_DSYNC)] {
+    write_synchronously(dir)?;
+    synchronous_writes_are_there(dir)
+}
+
+const SYNCHRONOUS: [(&str, i32); 2] = [("sync", O_SYNC), ("dsync", O_DSYNC)];
+
+/// With names that are durable before.
+pub fn write_synchronously(dir: &Path) -> Check {
+    for (name, flag) in SYNCHRONOUS {
         let path = dir.join(name);
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .custom_flags(flag)
-            .open(&path)?;
+        open_new(&path)?.sync_all()?;
+        File::open(dir)?.sync_all()?;
+        let mut options = OpenOptions::new();
+        let mut file = options.write(true).custom_flags(flag).open(&path)?;
         (0..50).try_for_each(|i| file.write_all(&[i; 700]))?;
-        expect(fs::metadata(&path)?.len() == 35_000, "all is written")?;
+    }
+    Ok(())
+}
+
+pub fn synchronous_writes_are_there(dir: &Path) -> Check {
+    let wanted: Vec<u8> = (0..50).flat_map(|i| [i; 700]).collect();
+    for (name, _) in SYNCHRONOUS {
+        let text = fs::read(dir.join(name))?;
+        let what = format!("{name}: all is there; there are {} bytes", text.len());
+        expect(text == wanted, &what)?;
     }
     Ok(())
 }

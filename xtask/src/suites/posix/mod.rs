@@ -40,8 +40,9 @@ const CHECKS: &[Named] = &[
     ("truncate", data::truncate),
 ];
 
-/// Only where the file system under test is Sheaf: others have lower limits.
+/// Only where the file system under test is Sheaf: others have lower limits, and coarser times.
 const OWN_CHECKS: &[Named] = &[
+    ("ctime of who looks", names::ctime_of_who_looks),
     ("attribute of 64 KiB", names::large_attribute),
     ("file of 2^63-1 bytes", data::largest_file),
 ];
@@ -156,6 +157,30 @@ pub fn run(_: &Context, world: &mut World, suite: &mut Suite) -> Fallible<()> {
     world.mount()?;
     let after = script("posix-after-remount", &world.mnt, AFTER_REMOUNT, 60);
     suite.check("after remount, read-write", after);
+    if !world.is_external() {
+        synchronous_writes_are_durable(world, suite)?;
+    }
+    Ok(())
+}
+
+/// What is written with O_SYNC or O_DSYNC is there though the daemon dies at once; what is not, is lost, so that
+/// it was not something else that made all of it durable.
+fn synchronous_writes_are_durable(world: &mut World, suite: &mut Suite) -> Fallible<()> {
+    world.umount()?;
+    world.mount_with("write_back=3600,commit=3600,checkpoint=3600")?;
+    let dir = world.mnt.join("durable");
+    let lost = dir.join("lost");
+    let written = fs::create_dir(&dir)
+        .map_err(Into::into)
+        .and_then(|()| data::write_synchronously(&dir))
+        .and_then(|()| Ok(fs::write(&lost, "lost")?));
+    world.kill_daemon()?;
+    world.umount()?;
+    world.mount()?;
+    let kept = written
+        .and_then(|()| data::synchronous_writes_are_there(&dir))
+        .and_then(|()| expect(!lost.exists(), "what nobody synced is lost"));
+    suite.check("O_SYNC and O_DSYNC are durable", kept);
     Ok(())
 }
 

@@ -187,8 +187,25 @@ pub fn timestamps(dir: &Path) -> Check {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
     let later = file.metadata()?;
     expect(later.mtime() == after.mtime(), "chmod leaves mtime alone")?;
-    let ctime = |m: &fs::Metadata| (m.ctime(), m.ctime_nsec());
-    expect(ctime(&later) >= ctime(&after), "chmod changes ctime")
+    expect(ctime(&later) >= ctime(&after), "nor does ctime go back")
+}
+
+fn ctime(stat: &fs::Metadata) -> (i64, i64) {
+    (stat.ctime(), stat.ctime_nsec())
+}
+
+/// Times of what somebody has seen are exact (decision 0009).
+pub fn ctime_of_who_looks(dir: &Path) -> Check {
+    let path = dir.join("file");
+    let file = open_new(&path)?;
+    let mut before = file.metadata()?;
+    for round in 0..100 {
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600 + round % 2))?;
+        let after = file.metadata()?;
+        expect(ctime(&after) > ctime(&before), "each chmod changes ctime")?;
+        before = after;
+    }
+    Ok(())
 }
 
 pub fn special_files(dir: &Path) -> Check {
