@@ -84,18 +84,26 @@ impl FuseIo {
 
 /// FUSE over io_uring, offered by the kernel as long as this lives, if it can be.
 struct Offer {
+    parameter: PathBuf,
     before: Option<String>,
 }
 
-const OFFER: &str = "/sys/module/fuse/parameters/enable_uring";
-
 impl Offer {
     fn make() -> Offer {
-        let before = std::fs::read_to_string(OFFER).ok();
-        // The module may not be there before its device is opened. Whether it worked is looked at below.
-        let made = before.is_some() && std::fs::write(OFFER, "Y").is_ok();
+        // The module may not be there before its device is opened.
+        if let Err(error) = std::fs::File::open("/dev/fuse") {
+            eprintln!("/dev/fuse: {error}");
+        }
+        Offer::of(Path::new("/sys/module/fuse/parameters/enable_uring"))
+    }
+
+    /// A write may succeed and change nothing.
+    fn of(parameter: &Path) -> Offer {
+        let read = || std::fs::read_to_string(parameter).ok();
+        let before = read().filter(|_| std::fs::write(parameter, "Y").is_ok());
         Offer {
-            before: before.filter(|_| made),
+            parameter: parameter.to_owned(),
+            before: before.filter(|_| read().is_some_and(|now| now.trim() == "Y")),
         }
     }
 
@@ -107,9 +115,9 @@ impl Offer {
 impl Drop for Offer {
     fn drop(&mut self) {
         if let Some(before) = &self.before
-            && let Err(error) = std::fs::write(OFFER, before.trim())
+            && let Err(error) = std::fs::write(&self.parameter, before.trim())
         {
-            eprintln!("{OFFER} stays as it is: {error}");
+            eprintln!("{} stays as it is: {error}", self.parameter.display());
         }
     }
 }
@@ -338,6 +346,23 @@ mod tests {
         let mut suite = Suite::new("excluded");
         suite.exclude("all", "not here");
         assert_eq!(close(suite, Ok(())).unwrap().failed, 0);
+    }
+
+    #[test]
+    fn an_offer_that_the_kernel_does_not_take_is_none() {
+        let parameter = process::work_dir().join(format!("enable_uring-{}", std::process::id()));
+        std::fs::create_dir_all(process::work_dir()).unwrap();
+        std::fs::write(&parameter, "N\n").unwrap();
+        let now = || std::fs::read_to_string(&parameter).unwrap();
+        let offer = Offer::of(&parameter);
+        assert!(offer.holds());
+        assert_eq!(now(), "Y");
+        drop(offer);
+        assert_eq!(now(), "N");
+        std::fs::remove_file(&parameter).unwrap();
+        assert!(!Offer::of(&parameter).holds());
+        // What is written there is not what is read.
+        assert!(!Offer::of(Path::new("/dev/null")).holds());
     }
 
     /// One was missing, and nobody who was told the order of the others saw that.
