@@ -478,9 +478,12 @@ pub struct Torture {
         value_parser = clap::value_parser!(u32).range(1..)
     )]
     pub kills: Option<u32>,
-    /// Make the choices of an earlier run again, which printed this
+    /// Draw the same operations, contents and times as an earlier run, which printed this; how far they get depends on the machine
     #[arg(long)]
     pub seed: Option<u64>,
+    /// How many seconds a writer may take for one operation before that is a failure
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub step_limit: u64,
     /// Mount with these options
     #[arg(short = 'o', long = "options", value_name = "OPTIONS")]
     pub options: Vec<String>,

@@ -93,17 +93,25 @@ fn tell(stage: &mut dyn Stage, tree: &Tree, report: &mut Report) -> Result<(), F
     let found = stage.reopen_and_count()?;
     let time = report.seconds(start);
     report.step("Recovered", format!("in {time}; {found} records are there"))?;
-    if found < synced {
-        return Err(Failure::new(format!(
-            "{synced} records were synced, but only {found} are there"
-        )));
-    }
+    compare(synced, found)?;
 
     let start = report.now();
     stage.verify(tree)?;
     let time = report.seconds(start);
     report.step("Verified", format!("{files} checksums again in {time}"))?;
     stage.finish()
+}
+
+fn compare(synced: u64, found: u64) -> Result<(), Failure> {
+    match (synced, found) {
+        (0, _) => Err(Failure::new(
+            "no record was synced before the kill, so that nothing was shown; try again, or elsewhere (--dir)",
+        )),
+        _ if found < synced => Err(Failure::new(format!(
+            "{synced} records were synced, but only {found} are there"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Prints what was done.
@@ -241,5 +249,20 @@ fn child_failed(what: &str, status: std::process::ExitStatus) -> Failure {
         // It has told why.
         Some(_) => Failure::silent(OPERATIONAL),
         None => Failure::new(format!("{what} ended with {status}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of no record none is lost.
+    #[test]
+    fn what_was_synced_must_be_there_and_be_something() {
+        assert!(compare(0, 0).is_err());
+        assert!(compare(0, 1).is_err());
+        assert!(compare(2, 1).is_err());
+        assert!(compare(2, 2).is_ok());
+        assert!(compare(2, 3).is_ok());
     }
 }

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bench::interrupt;
@@ -22,6 +22,9 @@ pub const MOUNT_POINT: &str = "mnt";
 /// Files are synced by this many threads, which share commits and flushes.
 const SYNCERS: usize = 8;
 const WRITING: Duration = Duration::from_secs(2);
+/// For half a minute at most the first record is waited for.
+const FIRST_SYNC_ROUNDS: u32 = 300;
+const FIRST_SYNC_PAUSE: Duration = Duration::from_millis(100);
 
 /// Why mounting is not possible here, if that is known beforehand.
 pub fn why_not() -> Option<String> {
@@ -132,13 +135,13 @@ impl Stage for Mounted {
 
     fn write_and_kill(&mut self) -> Result<u64, Failure> {
         let path = self.mnt.join(record::FILE);
-        let synced = AtomicU64::new(0);
+        let course = Course::default();
         let results = base::thread::parallel(2, |role| match role {
-            0 => write_until_killed(&path, &synced),
-            _ => kill_when_due(self),
+            0 => write_until_killed(&path, &course),
+            _ => kill_when_due(self, &course),
         });
         results.into_iter().collect::<Result<(), Failure>>()?;
-        Ok(synced.load(Ordering::SeqCst))
+        Ok(course.synced.load(Ordering::SeqCst))
     }
 
     fn reopen_and_count(&mut self) -> Result<u64, Failure> {
@@ -161,8 +164,23 @@ impl Drop for Mounted {
     }
 }
 
+/// What writer and killer tell one another.
+#[derive(Default)]
+struct Course {
+    synced: AtomicU64,
+    /// Set before the signal is sent: whatever fails earlier is a failure.
+    killed: AtomicBool,
+    writer_ended: AtomicBool,
+}
+
 /// Appends records and syncs each, until the daemon is gone.
-fn write_until_killed(path: &Path, synced: &AtomicU64) -> Result<(), Failure> {
+fn write_until_killed(path: &Path, course: &Course) -> Result<(), Failure> {
+    let written = write_records(path, course);
+    course.writer_ended.store(true, Ordering::SeqCst);
+    written
+}
+
+fn write_records(path: &Path, course: &Course) -> Result<(), Failure> {
     let mut file = File::create_new(path).map_err(at(path))?;
     let parent = path.parent().unwrap_or(path);
     let folder = File::open(parent).map_err(at(parent))?;
@@ -172,26 +190,38 @@ fn write_until_killed(path: &Path, synced: &AtomicU64) -> Result<(), Failure> {
             .write_all(&record::make(number))
             .and_then(|()| file.sync_data());
         if let Err(error) = written {
-            return match is_end_of_daemon(&error) {
+            return match course.is_end_of_daemon(&error) {
                 true => Ok(()),
                 false => Err(Failure::io(path.display(), &error)),
             };
         }
-        synced.store(number + 1, Ordering::SeqCst);
+        course.synced.store(number + 1, Ordering::SeqCst);
     }
     Ok(())
 }
 
-fn is_end_of_daemon(error: &io::Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(libc::ENOTCONN | libc::ECONNABORTED | libc::EIO | libc::ENODEV)
-    )
+impl Course {
+    /// EIO is also what a sync gets that fails for another reason.
+    fn is_end_of_daemon(&self, error: &io::Error) -> bool {
+        let can_be = matches!(
+            error.raw_os_error(),
+            Some(libc::ENOTCONN | libc::ECONNABORTED | libc::EIO | libc::ENODEV)
+        );
+        can_be && self.killed.load(Ordering::SeqCst)
+    }
 }
 
-/// Kills the daemon when the writer has been writing for a while.
-fn kill_when_due(stage: &Mounted) -> Result<(), Failure> {
+/// Kills the daemon when the writer has been writing for a while, and, on a slow disk, has synced something.
+fn kill_when_due(stage: &Mounted, course: &Course) -> Result<(), Failure> {
     pause(WRITING);
+    for _ in 0..FIRST_SYNC_ROUNDS {
+        let ended = course.writer_ended.load(Ordering::SeqCst);
+        if ended || course.synced.load(Ordering::SeqCst) > 0 {
+            break;
+        }
+        pause(FIRST_SYNC_PAUSE);
+    }
+    course.killed.store(true, Ordering::SeqCst);
     stage.kill_daemon()
 }
 
@@ -205,4 +235,22 @@ fn sync_all(paths: &[PathBuf]) -> Result<(), Failure> {
         Ok(())
     });
     results.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A lost fsync ended the writer as if the daemon had been killed.
+    #[test]
+    fn no_error_before_the_kill_is_taken_for_it() {
+        let course = Course::default();
+        let errors = [libc::EIO, libc::ENOTCONN, libc::ECONNABORTED];
+        let errors = errors.map(io::Error::from_raw_os_error);
+        assert!(!errors.iter().any(|e| course.is_end_of_daemon(e)));
+        course.killed.store(true, Ordering::SeqCst);
+        assert!(errors.iter().all(|e| course.is_end_of_daemon(e)));
+        let other = io::Error::from_raw_os_error(libc::ENOSPC);
+        assert!(!course.is_end_of_daemon(&other));
+    }
 }

@@ -5,8 +5,10 @@
 //! [`workload`] is one writer, [`model`] what its folder may look like after a crash,
 //! [`array`](mod@array) the array that is tortured.
 //!
-//! The seed fixes every choice: operations, sizes, contents, and when the daemon is killed. What
-//! the kill then meets is up to the machine.
+//! The seed fixes what is drawn: operations, sizes, contents, and when the daemon is killed. How many steps
+//! that allows, and what the kill then meets, is up to the machine, and so is what a draw comes to afterwards.
+//!
+//! A kill ends whatever hangs. So in some rounds every writer must have ended a step shortly before it.
 
 mod array;
 mod model;
@@ -65,17 +67,16 @@ pub fn run(args: &Torture) -> Outcome {
     mount_command::check_options(&args.options)?;
     let seed = args.seed.unwrap_or_else(any_seed);
     if !args.json {
-        let kills = args.kills.map(|n| format!(" --kills {n}"));
-        output::unheard(output::line(format!(
-            "Seed {seed}: sheaf torture {} --seed {seed}{} makes the same choices again",
-            args.dir.display(),
-            kills.unwrap_or_default(),
-        )))?;
+        output::unheard(output::line(format!("Seed {seed}: {}", again(args, seed))))?;
     }
     let mut array = Array::make(&args.dir, &args.options)?;
     let mut run = Run::new(args, seed, &array);
     run.begin(&mut array)?;
     run.go(args, &mut array);
+    let syncs = run.writers.iter().map(|w| w.lock().syncs).sum();
+    if run.complaints.is_empty() {
+        check_tried(syncs)?;
+    }
     let exit_code = match run.complaints.is_empty() {
         true => 0,
         false => LOST,
@@ -86,7 +87,7 @@ pub fn run(args: &Torture) -> Outcome {
         seconds: run.seconds(),
         kills: run.kills,
         operations: run.operations.load(Ordering::Relaxed),
-        syncs: run.writers.iter().map(|w| w.lock().syncs).sum(),
+        syncs,
         exit_code,
         complaints: run.complaints,
         kept,
@@ -100,6 +101,30 @@ pub fn run(args: &Torture) -> Outcome {
         lost => lost,
     };
     output::verdict(told, exit_code, untold)
+}
+
+/// The command that draws the same.
+fn again(args: &Torture, seed: u64) -> String {
+    let mut command = format!("sheaf torture {} --seed {seed}", args.dir.display());
+    match args.kills {
+        Some(kills) => command += &format!(" --kills {kills}"),
+        None => command += &format!(" --seconds {}", args.seconds),
+    }
+    command += &format!(" --step-limit {}", args.step_limit);
+    for options in &args.options {
+        command += &format!(" -o {options}");
+    }
+    command + " draws the same; what comes of it depends on the machine, too"
+}
+
+/// Where nothing was made durable nothing could be lost.
+fn check_tried(syncs: u64) -> Result<(), Failure> {
+    match syncs {
+        0 => Err(Failure::new(
+            "nothing was synced before a kill, so nothing was tested; give it more --seconds",
+        )),
+        _ => Ok(()),
+    }
 }
 
 fn any_seed() -> u64 {
@@ -134,6 +159,8 @@ struct Run {
     clock: Clock,
     /// Each is locked by the thread that it is, for as long as that writes.
     writers: Vec<Mutex<Writer>>,
+    progress: Progress,
+    /// Steps that did something.
     operations: AtomicU64,
     kills: u32,
     complaints: Vec<Complaint>,
@@ -149,6 +176,7 @@ impl Run {
             writers: writers.map(|w| Mutex::new(rank::LEAF, w)).collect(),
             rng,
             clock: Clock::real(),
+            progress: Progress::default(),
             operations: AtomicU64::new(0),
             kills: 0,
             complaints: Vec::new(),
@@ -196,7 +224,7 @@ impl Run {
                 _ => self.mount(array),
             };
             self.kills += 1;
-            let checked = mounted.and_then(|()| self.write_and_kill(array));
+            let checked = mounted.and_then(|()| self.write_and_kill(args, array));
             let checked = checked.and_then(|()| self.after_kill(array));
             let (what, fatal) = match checked {
                 Ok(complaints) => (complaints, false),
@@ -215,16 +243,24 @@ impl Run {
         self.bar.finish_and_clear();
     }
 
-    /// Lets the writers write, and kills the daemon.
-    fn write_and_kill(&mut self, array: &mut Array) -> Result<(), Failure> {
+    /// Lets the writers write, and kills the daemon. In the first round, and each third from there, they must be
+    /// seen to get on.
+    fn write_and_kill(&mut self, args: &Torture, array: &mut Array) -> Result<(), Failure> {
         let time = Duration::from_millis(self.rng.range(1, 600));
+        let limit = (self.kills % 3 == 1).then(|| Duration::from_secs(args.step_limit));
         let over = AtomicBool::new(false);
         let results = base::thread::parallel(WRITERS + 1, |role| match self.writers.get(role) {
-            Some(writer) => self.write_until(&mut writer.lock(), &over),
+            Some(writer) => self.write_until(role, &mut writer.lock(), &over),
             None => {
-                self.wait(time, &over);
+                let end = self.clock.monotonic_ns() + time.as_nanos() as u64;
+                wait_until(&self.clock, end, || over.load(Ordering::SeqCst));
+                let stuck = limit.and_then(|limit| {
+                    let failed = || over.load(Ordering::SeqCst);
+                    self.progress.stuck(&self.clock, limit, failed)
+                });
                 over.store(true, Ordering::SeqCst);
-                array.signal_kill()
+                array.signal_kill()?;
+                stuck.map_or(Ok(()), Err)
             }
         });
         let reaped = array.reap_killed();
@@ -232,24 +268,20 @@ impl Run {
         reaped
     }
 
-    /// Waits, but not when a writer has failed.
-    fn wait(&self, time: Duration, over: &AtomicBool) {
-        let end = self.clock.monotonic_ns() + time.as_nanos() as u64;
-        loop {
-            let left = end.saturating_sub(self.clock.monotonic_ns());
-            if left == 0 || over.load(Ordering::SeqCst) {
-                return;
-            }
-            pause(Duration::from_nanos(left.min(2_000_000)));
-        }
-    }
-
     /// Steps until the flag is set; an error before that is a failure.
-    fn write_until(&self, writer: &mut Writer, over: &AtomicBool) -> Result<(), Failure> {
+    fn write_until(
+        &self,
+        role: usize,
+        writer: &mut Writer,
+        over: &AtomicBool,
+    ) -> Result<(), Failure> {
         while !over.load(Ordering::SeqCst) {
+            let before = writer.syncs;
             match writer.step() {
-                Ok(()) => {
-                    self.operations.fetch_add(1, Ordering::Relaxed);
+                Ok(did_something) => {
+                    let did = u64::from(did_something);
+                    self.operations.fetch_add(did, Ordering::Relaxed);
+                    self.progress.note(role, writer.syncs - before);
                 }
                 Err(_) if over.load(Ordering::SeqCst) => break,
                 Err(error) => {
@@ -289,5 +321,114 @@ impl Run {
         array.unmount()?;
         complaints.extend(array.fsck("after recovery")?);
         Ok(complaints)
+    }
+}
+
+/// What the writers have done so far.
+#[derive(Default)]
+struct Progress {
+    /// Steps that each has ended.
+    steps: [AtomicU64; WRITERS],
+    syncs: AtomicU64,
+}
+
+impl Progress {
+    fn note(&self, writer: usize, syncs: u64) {
+        self.syncs.fetch_add(syncs, Ordering::SeqCst);
+        self.steps[writer].fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Waits until every writer has ended another step, and something was synced; a failure if that takes too long.
+    /// A writer's own failure ends the wait.
+    fn stuck(&self, clock: &Clock, limit: Duration, failed: impl Fn() -> bool) -> Option<Failure> {
+        let steps = || self.steps.each_ref().map(|s| s.load(Ordering::SeqCst));
+        let before = steps();
+        let behind = || {
+            let now = steps();
+            let writers = (0..WRITERS).filter(|&i| now[i] == before[i]);
+            writers.map(|i| i.to_string()).collect::<Vec<_>>()
+        };
+        let is_done = || behind().is_empty() && self.syncs.load(Ordering::SeqCst) > 0;
+        let end = clock.monotonic_ns() + limit.as_nanos() as u64;
+        wait_until(clock, end, || failed() || is_done());
+        if failed() || is_done() {
+            return None;
+        }
+        let seconds = limit.as_secs();
+        Some(Failure::new(match &behind()[..] {
+            [] => format!("no sync has ended after {seconds} s"),
+            stuck => format!(
+                "writers hang: {} ended no step in {seconds} s (see --step-limit)",
+                stuck.join(", ")
+            ),
+        }))
+    }
+}
+
+/// Waits until that time, but no longer than `is_over` is false.
+fn wait_until(clock: &Clock, end: u64, is_over: impl Fn() -> bool) {
+    while !is_over() {
+        let left = end.saturating_sub(clock.monotonic_ns());
+        if left == 0 {
+            return;
+        }
+        pause(Duration::from_nanos(left.min(2_000_000)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Torture,
+    }
+
+    /// Without its options the command was another.
+    #[test]
+    fn the_command_that_draws_the_same_has_all_options() {
+        for words in [
+            "/array --seed 7 --seconds 5 --step-limit 30 -o cache_size=1M -o noatime,ro",
+            "/array --seed 7 --kills 3 --step-limit 9",
+        ] {
+            let line = ["torture"].into_iter().chain(words.split(' '));
+            let args = Cli::parse_from(line).args;
+            assert!(again(&args, 7).contains(&format!("sheaf torture {words} draws")));
+        }
+    }
+
+    #[test]
+    fn a_run_that_synced_nothing_is_no_success() {
+        assert!(check_tried(0).is_err());
+        assert!(check_tried(1).is_ok());
+    }
+
+    #[test]
+    fn a_writer_that_ends_no_step_is_stuck() {
+        let clock = Clock::real();
+        let soon = Duration::from_millis(20);
+        let progress = Progress::default();
+        let message =
+            |failure: Option<Failure>| failure.and_then(|f| f.message().map(str::to_owned));
+        let stuck = message(progress.stuck(&clock, soon, || false)).unwrap();
+        assert!(stuck.contains("0, 1, 2, 3 ended no step"), "{stuck}");
+        // It has failed, and says why itself.
+        assert!(progress.stuck(&clock, soon, || true).is_none());
+        let results = base::thread::parallel(2, |role| match role {
+            0 => message(progress.stuck(&clock, Duration::from_millis(200), || false)),
+            _ => {
+                // Steps of before do not count.
+                let end = clock.monotonic_ns() + 50_000_000;
+                wait_until(&clock, end, || false);
+                [0, 1, 3].map(|writer| progress.note(writer, 1));
+                None
+            }
+        });
+        let stuck = results[0].as_ref().unwrap();
+        assert!(stuck.contains("hang: 2 ended"), "{stuck}");
     }
 }

@@ -20,6 +20,8 @@ pub struct Writer {
     model: Model,
     /// For complaints: what was done last.
     pub last_steps: Vec<String>,
+    /// How often something was noted there.
+    noted: u64,
     /// How often something was made durable.
     pub syncs: u64,
 }
@@ -31,6 +33,7 @@ impl Writer {
             rng: Rng::new(seed),
             model: Model::default(),
             last_steps: Vec::new(),
+            noted: 0,
             syncs: 0,
         }
     }
@@ -45,9 +48,15 @@ impl Writer {
         }
     }
 
-    /// One random operation. An error leaves the model right: what was about to happen may
-    /// have happened.
-    pub fn step(&mut self) -> io::Result<()> {
+    /// One random operation; whether it did anything, for what was drawn may not be possible. An error leaves the
+    /// model right: what was about to happen may have happened.
+    pub fn step(&mut self) -> io::Result<bool> {
+        let before = self.noted;
+        self.any_operation()?;
+        Ok(self.noted > before)
+    }
+
+    fn any_operation(&mut self) -> io::Result<()> {
         match self.rng.below(100) {
             0..22 => self.create(),
             22..36 => self.overwrite(),
@@ -82,6 +91,7 @@ impl Writer {
             self.last_steps.remove(0);
         }
         self.last_steps.push(step);
+        self.noted += 1;
     }
 
     fn path(&self, name: &str) -> PathBuf {

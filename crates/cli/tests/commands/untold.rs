@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::{Array, CORRECTED, OPERATIONAL, Ran, UNCORRECTED, USAGE};
@@ -143,4 +144,42 @@ fn torture_and_demo_do_their_work_though_nobody_reads_what_they_say() {
     });
     let log = fs::read_to_string(demo.unwrap().path().join("daemon.log")).unwrap();
     assert!(log.contains("Recovered"), "{log}");
+}
+
+fn child_of(parent: u32) -> Option<i32> {
+    let mut entries = fs::read_dir("/proc").unwrap().map(Result::unwrap);
+    entries.find_map(|entry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
+        // The program's name, in parentheses, may hold anything; state and parent follow.
+        let of = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?;
+        (of == parent.to_string()).then_some(pid)
+    })
+}
+
+/// Its writers were hung up by the kill, which was taken for their end.
+#[test]
+fn torture_sees_a_daemon_that_answers_no_more() {
+    if !can_mount() {
+        return;
+    }
+    let dir = TempDir::new().unwrap();
+    // With this seed the writers have some tenths of a second.
+    let mut torture = Command::new(env!("CARGO_BIN_EXE_sheaf"))
+        .args(["torture", "--kills=1", "--step-limit=1", "--seed=42"])
+        .arg(dir.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Once the writers' folders are there.
+    let last = dir.path().join("sheaf-torture/mnt/writer3");
+    while !last.exists() {
+        assert!(torture.try_wait().unwrap().is_none());
+    }
+    let daemon = Pid::from_raw(child_of(torture.id()).unwrap()).unwrap();
+    kill_process(daemon, Signal::STOP).unwrap();
+    Ran(torture.wait_with_output().unwrap())
+        .exits(UNCORRECTED)
+        .says("writers hang: 0, 1, 2, 3 ended no step in 1 s");
 }
