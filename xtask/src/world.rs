@@ -23,6 +23,8 @@ const MEMORY_FREE: u64 = 2 << 30;
 const IMAGE_SIZES: [&str; 4] = ["1536M", "1536M", "2G", "1G"];
 /// How long mount, umount and mkfs may take.
 const LIMIT: Duration = Duration::from_secs(90);
+/// How often mounts are taken away, a tenth of a second apart.
+const RELEASES: u32 = 10;
 const FSCK_LIMIT: Duration = Duration::from_secs(300);
 
 pub struct World {
@@ -306,18 +308,34 @@ pub fn release(dir: &Path) {
     let Ok(dir) = fs::canonicalize(dir) else {
         return;
     };
-    let mounts = mounts();
-    let below = || mounts.iter().rev().filter(|m| m.at.starts_with(&dir));
-    for number in below().filter_map(Mount::connection) {
+    // A daemon whose starter was killed may be about to mount.
+    for _ in 0..RELEASES {
+        let mounts = mounts();
+        let below: Vec<&Mount> = mounts.iter().filter(|m| m.at.starts_with(&dir)).collect();
+        detach(&below);
+        detach_loops(&dir);
+        if refuse_mounts(&dir).is_ok() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// In the order in which they were mounted.
+fn detach(mounts: &[&Mount]) {
+    for number in mounts.iter().filter_map(|mount| mount.connection()) {
         // Gone already when the daemon has ended.
         let _ = fs::write(format!("/sys/fs/fuse/connections/{number}/abort"), "1");
     }
-    for mount in below() {
+    for mount in mounts.iter().rev() {
         let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
         // One that was mounted on another has gone with that.
         let _ = unmount(&mount.at, flags);
     }
-    for device in loop_devices(&dir) {
+}
+
+fn detach_loops(dir: &Path) {
+    for device in loop_devices(dir) {
         let detached = Command::new("losetup").arg("-d").arg(&device).status();
         if !detached.is_ok_and(|status| status.success()) {
             eprintln!("xtask: cannot detach {}", device.display());
