@@ -424,7 +424,9 @@ mod tests {
                 // Steps of before do not count.
                 let end = clock.monotonic_ns() + 50_000_000;
                 wait_until(&clock, end, || false);
-                [0, 1, 3].map(|writer| progress.note(writer, 1));
+                for writer in [0, 1, 3] {
+                    progress.note(writer, 1);
+                }
                 None
             }
         });
