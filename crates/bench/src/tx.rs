@@ -237,6 +237,11 @@ fn groups(options: &Options) -> Vec<Vec<Series>> {
     groups
 }
 
+/// A mount takes as much memory as the sides in this process.
+fn mount_options(memory: usize) -> Vec<String> {
+    vec![format!("cache_size={memory}")]
+}
+
 impl Bench<'_> {
     fn group(&self, mut all: Vec<Series>, progress: &dyn Fn(&str)) -> Result<Vec<Series>, Error> {
         for run in 1..=self.options.runs {
@@ -280,7 +285,8 @@ impl Bench<'_> {
                 Ok(outcome)
             }
             Who::AtomicWrites => {
-                let mount = SheafMount::make(&self.options.sheaf, &self.place, &[])?;
+                let options = mount_options(self.options.memory);
+                let mount = SheafMount::make(&self.options.sheaf, &self.place, &options)?;
                 let committed = ("event", "committed");
                 let committed = || mount.metric("sheaf_atomic_writes_total", Some(committed));
                 let before = committed()?;
@@ -498,6 +504,12 @@ fn checks(rows: &[Row]) -> Vec<Check> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// It had what a mount takes by default.
+    #[test]
+    fn a_mount_has_the_memory_that_was_given() {
+        assert_eq!(mount_options(64 << 20), ["cache_size=67108864"]);
+    }
 
     /// Rates of two turns.
     fn row(name: &str, target: &str, rates: [f64; 2]) -> Row {

@@ -2,7 +2,7 @@
 //! pages before they are counted: each needs a frame that somebody has cleaned.
 //!
 //! 1. The devices are four of this process, which take a set time for each request and serve a few at a time; the data lies in memory
-//!    or wherever the storage is. In the second case one of them does nothing in the first half of each period.
+//!    or in the folder that is given, whatever the other parts are on. In the second case one of them does nothing in the first half of each period.
 //! 2. Sides in turn, each on a fresh file system: through the cache with pre-cleaning, through the cache without, and past the cache with
 //!    several writes of each thread in flight. All write pages drawn in the same way, as many threads each.
 //! 3. What is counted is writes that have returned, or ended, in the window, without a sync after it: it is the same before and after.
@@ -20,7 +20,9 @@ use super::{Options, PAGE, PIECE};
 use crate::contract::{Check, Comparison, Row, Spread};
 use crate::meter::Meter;
 use crate::runner::{self, Load, Measured, Operation, Stop, Window};
-use crate::target::{Arrangement, InProcess, Place, Remedies, Side, Slow, Transfer, keep_busy};
+use crate::target::{
+    Arrangement, InProcess, Place, Remedies, Side, Slow, Storage, Transfer, keep_busy,
+};
 use crate::{Error, interrupt};
 
 const DEVICES: u64 = 4;
@@ -93,6 +95,18 @@ fn file_bytes(options: &Options) -> u64 {
     bytes.next_multiple_of(PIECE as u64)
 }
 
+/// Where the data of devices of this process lies: none of it on devices that are given, or below a loop device.
+fn below(storage: &Storage) -> Storage {
+    match storage {
+        Storage::Dir(dir) | Storage::Loop(Some(dir)) | Storage::Loops(Some(dir), _) => {
+            Storage::Dir(dir.clone())
+        }
+        Storage::Memory | Storage::Loop(None) | Storage::Loops(None, _) | Storage::Devices(_) => {
+            Storage::Memory
+        }
+    }
+}
+
 /// Both cases on all sides, taking turns.
 pub fn rows(options: &Options, progress: &dyn Fn(&str)) -> Result<Vec<Row>, Error> {
     let mut all = Vec::new();
@@ -105,7 +119,7 @@ pub fn rows(options: &Options, progress: &dyn Fn(&str)) -> Result<Vec<Row>, Erro
         }));
     }
     let place = Place::new(
-        &options.storage,
+        &below(&options.storage),
         2 * file_bytes(options) + (1 << 29),
         false,
         Remedies::less("--cache-size").without_root("--against none"),
@@ -280,7 +294,21 @@ pub fn checks(rows: &[Row]) -> Vec<Check> {
 mod tests {
     use super::super::Part;
     use super::*;
-    use crate::target::Storage;
+
+    /// With --device the files lay in the temporary folder, where nobody had looked for room.
+    #[test]
+    fn data_lies_in_memory_or_in_the_folder() {
+        let dir = || "/dir".into();
+        for (given, wanted) in [
+            (Storage::Memory, Storage::Memory),
+            (Storage::Devices(vec!["/dev/sdx".into()]), Storage::Memory),
+            (Storage::Loop(None), Storage::Memory),
+            (Storage::Dir(dir()), Storage::Dir(dir())),
+            (Storage::Loop(Some(dir())), Storage::Dir(dir())),
+        ] {
+            assert_eq!(below(&given), wanted);
+        }
+    }
 
     #[test]
     fn all_sides_overwrite_in_both_cases() {

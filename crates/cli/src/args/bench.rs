@@ -92,16 +92,17 @@ pub struct BenchOptions {
     /// How often each side runs; the median counts
     #[arg(long, value_name = "COUNT", default_value_t = 5)]
     pub runs: usize,
-    /// Put image files in a new folder in this one, instead of in memory
+    /// Put image files in a new folder in this one, instead of in memory; fsync, mtime, tx and varmail have theirs on a disk in any
+    /// case, in /var/tmp
     #[arg(long, value_name = "FOLDER", conflicts_with = "device")]
     pub dir: Option<PathBuf>,
     /// Use these block devices, which must hold nothing known: each side in turn makes its file
-    /// system on them, over that of the one before, a kernel file system on the first; all content
+    /// system on them, over that of the one before, a kernel file system on the first, btrfs-raid0 on all; all content
     /// is lost
     #[arg(long, value_name = "DEVICE", num_args = 1..)]
     pub device: Vec<PathBuf>,
-    /// Have all sides on one loop device over an image file, in turn, instead of Sheaf on image files and only kernel file
-    /// systems on a loop device; as files, fsync, list, mtime, tx and varmail always do. Needs root
+    /// Have all sides on one loop device over an image file (ior: on as many as --devices says), in turn, instead of Sheaf on image
+    /// files and only kernel file systems on a loop device; as files, fsync, list, mtime, tx and varmail always do. Needs root
     #[arg(long = "loop", conflicts_with = "device")]
     pub on_loop: bool,
     #[command(flatten)]
@@ -531,7 +532,7 @@ pub struct List {
 /// Found: reads of each hundred whose page is cached, by counting, without any time. Cost: pages of one file that is cached
 /// whole, read and overwritten by Sheaf in this process and by kernel file systems. Steady: overwrites at random places of a file much
 /// larger than the cache, on devices of this process that take a set time for each request, one of which stalls half of the time; through
-/// the cache, with pre-cleaning and without, and past it. Needs root unless --against is none.
+/// the cache, with pre-cleaning and without, and past it. Their data is in memory or in --dir, with --device and --loop, too. Needs root unless --against is none.
 #[derive(Args, Debug)]
 #[command(mut_arg("against", |arg| arg.help(EXT4)))]
 pub struct BenchCache {
