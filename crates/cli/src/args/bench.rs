@@ -97,8 +97,8 @@ pub struct BenchOptions {
     #[arg(long, value_name = "FOLDER", conflicts_with = "device")]
     pub dir: Option<PathBuf>,
     /// Use these block devices, which must hold nothing known: each side in turn makes its file
-    /// system on them, over that of the one before, a kernel file system on the first, btrfs-raid0 on all; all content
-    /// is lost
+    /// system on them, over that of the one before, a kernel file system on the first, or on all if it is one that spreads; all
+    /// content is lost
     #[arg(long, value_name = "DEVICE", num_args = 1..)]
     pub device: Vec<PathBuf>,
     /// Have all sides on one loop device over an image file (ior: on as many as --devices says), in turn, instead of Sheaf on image
