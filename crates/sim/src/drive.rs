@@ -597,7 +597,7 @@ impl Driver {
     pub fn perform(&mut self, op: &Op, change: Option<&Change>) -> Result<(), fs::Error> {
         match op {
             _ if self.given_up && op.changes_content() => Ok(()),
-            Op::Create(_) | Op::Mkdir(_) | Op::Symlink(_) | Op::TmpLink { .. } => {
+            Op::Create(_) | Op::Mkdir(_) | Op::Symlink(_) | Op::Mknod(..) | Op::TmpLink { .. } => {
                 self.make(op, change)
             }
             Op::Sync => self.fs().sync(),
@@ -651,6 +651,10 @@ impl Driver {
             Op::Symlink(path) => {
                 let (dir, name) = self.place(path)?;
                 fs.symlink(&who, dir, name, &link_target(path))?.ino
+            }
+            Op::Mknod(path, mode, rdev) => {
+                let (dir, name) = self.place(path)?;
+                fs.mknod(&who, dir, name, *mode, *rdev)?.ino
             }
             Op::TmpLink { path, len, tag } => {
                 let (dir, name) = self.place(path)?;
@@ -815,8 +819,8 @@ impl Driver {
                 set.mode = Some(*mode);
                 path
             }
-            Op::Chown(path, uid) => {
-                set.uid = Some(*uid);
+            Op::Chown(path, uid, gid) => {
+                (set.uid, set.gid) = (Some(*uid), Some(*gid));
                 path
             }
             Op::SetTime(path, time) => {

@@ -15,6 +15,7 @@ pub struct FoundThing {
     pub nlink: u32,
     pub mode: u32,
     pub uid: u32,
+    pub gid: u32,
     pub xattrs: BTreeMap<String, Arc<Vec<u8>>>,
     pub names: BTreeMap<String, usize>,
     /// One of its paths.
@@ -82,7 +83,8 @@ fn thing(fs: &FileSystem, ino: Ino, path: String) -> Result<FoundThing, fs::Erro
     let kind = match attr.mode & libc::S_IFMT {
         libc::S_IFDIR => Kind::Dir,
         libc::S_IFLNK => Kind::Link(fs.readlink(ino)?),
-        _ => Kind::File,
+        libc::S_IFREG => Kind::File,
+        special => Kind::Special(special, attr.rdev),
     };
     let mut xattrs = BTreeMap::new();
     for name in fs.listxattr(ino)?.split(|b| *b == 0) {
@@ -100,6 +102,7 @@ fn thing(fs: &FileSystem, ino: Ino, path: String) -> Result<FoundThing, fs::Erro
         nlink: attr.nlink,
         mode: attr.mode & 0o7777,
         uid: attr.uid,
+        gid: attr.gid,
         xattrs,
         names: BTreeMap::new(),
         path,
@@ -169,7 +172,7 @@ impl FoundThing {
         self.kind == thing.kind
             && self.nlink == thing.nlink
             && self.mode == thing.mode
-            && self.uid == thing.uid
+            && (self.uid, self.gid) == (thing.uid, thing.gid)
             && self.xattrs == thing.xattrs
             && self.names.len() == thing.names.len()
     }
@@ -211,12 +214,13 @@ impl fmt::Display for Found {
             let size = thing.content.as_ref().map_or(0, Vec::len);
             write!(
                 f,
-                "\n  /{} {} links {} mode {:o} uid {} size {size} names {:?}",
+                "\n  /{} {} links {} mode {:o} owner {}:{} size {size} names {:?}",
                 thing.path,
                 what(&thing.kind),
                 thing.nlink,
                 thing.mode,
                 thing.uid,
+                thing.gid,
                 thing.names.keys().collect::<Vec<_>>(),
             )?;
             xattrs(f, &thing.xattrs)?;
@@ -225,11 +229,12 @@ impl fmt::Display for Found {
     }
 }
 
-fn what(kind: &Kind) -> &'static str {
+fn what(kind: &Kind) -> String {
     match kind {
-        Kind::File => "file",
-        Kind::Dir => "dir",
-        Kind::Link(_) => "link",
+        Kind::File => "file".to_owned(),
+        Kind::Dir => "dir".to_owned(),
+        Kind::Link(_) => "link".to_owned(),
+        Kind::Special(kind, rdev) => format!("special {kind:o} {rdev}"),
     }
 }
 
@@ -249,11 +254,12 @@ pub fn describe(tree: &Tree) -> String {
     for (path, id) in paths {
         let thing = tree.at(id);
         text.push_str(&format!(
-            "\n  /{path} {} links {} mode {:o} uid {} names {:?}",
+            "\n  /{path} {} links {} mode {:o} owner {}:{} names {:?}",
             what(&thing.kind),
             thing.nlink,
             thing.mode,
             thing.uid,
+            thing.gid,
             thing.names.keys().collect::<Vec<_>>(),
         ));
         // Writing to a string cannot fail.
@@ -261,4 +267,41 @@ pub fn describe(tree: &Tree) -> String {
         debug_assert!(written.is_ok());
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::Op;
+    use crate::world::{Image, Machine, Shape};
+    use fs::{Caller, SetAttr};
+
+    /// Groups, and what is no file, directory or link, were not looked at.
+    #[test]
+    fn another_group_type_or_device_number_is_another_tree() {
+        let image = Image::format(&Shape::small(1)).unwrap();
+        let fs = Machine::new(&image, 1).open().unwrap();
+        let who = Caller::root();
+        let made = fs.mknod(&who, ROOT, b"null", libc::S_IFCHR | 0o644, 0x103);
+        let set = SetAttr {
+            gid: Some(7),
+            ..SetAttr::default()
+        };
+        fs.setattr(&who, made.unwrap().ino, &set).unwrap();
+        let found = look(&fs).unwrap();
+        let is = |kind, rdev, gid| {
+            let mut tree = Tree::new();
+            for op in [
+                Op::Mknod("null".into(), kind | 0o644, rdev),
+                Op::Chown("null".into(), 0, gid),
+            ] {
+                tree.apply(&op).unwrap();
+            }
+            found.matches(&tree).is_some()
+        };
+        assert!(is(libc::S_IFCHR, 0x103, 7));
+        assert!(!is(libc::S_IFCHR, 0x103, 0));
+        assert!(!is(libc::S_IFCHR, 0x104, 7));
+        assert!(!is(libc::S_IFBLK, 0x103, 7));
+    }
 }

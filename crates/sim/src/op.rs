@@ -40,6 +40,8 @@ pub enum Op {
     Create(String),
     Mkdir(String),
     Symlink(String),
+    /// Of this type and mode, with this device number.
+    Mknod(String, u32, u32),
     Link(String, String),
     /// With the flags of `renameat2`.
     Rename(String, String, u32),
@@ -68,7 +70,8 @@ pub enum Op {
         len: u64,
     },
     Chmod(String, u32),
-    Chown(String, u32),
+    /// To a user and a group.
+    Chown(String, u32, u32),
     /// Sets the time of the last change of content, in nanoseconds; `None`: to now.
     SetTime(String, Option<u64>),
     SetXattr {
@@ -171,6 +174,7 @@ impl fmt::Display for Op {
             Op::Create(p) => write!(f, "create {p}"),
             Op::Mkdir(p) => write!(f, "mkdir {p}"),
             Op::Symlink(p) => write!(f, "symlink {p}"),
+            Op::Mknod(p, mode, rdev) => write!(f, "mknod {p} {mode} {rdev}"),
             Op::Link(from, to) => write!(f, "link {from} {to}"),
             Op::Rename(from, to, flags) => write!(f, "rename {from} {to} {flags}"),
             Op::Unlink(p) => write!(f, "unlink {p}"),
@@ -201,7 +205,7 @@ impl fmt::Display for Op {
                 len,
             } => write!(f, "fallocate {path} {mode} {at} {len}"),
             Op::Chmod(p, mode) => write!(f, "chmod {p} {mode}"),
-            Op::Chown(p, uid) => write!(f, "chown {p} {uid}"),
+            Op::Chown(p, uid, gid) => write!(f, "chown {p} {uid} {gid}"),
             Op::SetTime(p, Some(time)) => write!(f, "settime {p} {time}"),
             Op::SetTime(p, None) => write!(f, "settime {p} now"),
             Op::SetXattr {
@@ -276,6 +280,7 @@ impl FromStr for Op {
             "create" => Op::Create(word()?),
             "mkdir" => Op::Mkdir(word()?),
             "symlink" => Op::Symlink(word()?),
+            "mknod" => Op::Mknod(word()?, number(word()?)? as u32, number(word()?)? as u32),
             "link" => Op::Link(word()?, word()?),
             "rename" => Op::Rename(word()?, word()?, number(word()?)? as u32),
             "unlink" => Op::Unlink(word()?),
@@ -308,7 +313,7 @@ impl FromStr for Op {
                 len: number(word()?)?,
             },
             "chmod" => Op::Chmod(word()?, number(word()?)? as u32),
-            "chown" => Op::Chown(word()?, number(word()?)? as u32),
+            "chown" => Op::Chown(word()?, number(word()?)? as u32, number(word()?)? as u32),
             "settime" => Op::SetTime(
                 word()?,
                 match word()? {

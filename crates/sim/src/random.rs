@@ -393,7 +393,11 @@ impl Generator {
         match rng.below(63) {
             0..=6 => Op::Create(fresh),
             7 => Op::Mkdir(fresh),
-            8 => Op::Symlink(fresh),
+            8 if tag.is_multiple_of(2) => Op::Symlink(fresh),
+            8 => {
+                let (kind, rdev) = SPECIAL[(tag / 2) as usize % SPECIAL.len()];
+                Op::Mknod(fresh, kind | 0o644, rdev)
+            }
             9 => Op::Link(file(rng), fresh),
             10..=12 => Op::Rename(any(rng), fresh, 0),
             13..=15 => Op::Rename(file(rng), file(rng), 0),
@@ -402,7 +406,10 @@ impl Generator {
             20 => Op::Unlink(any(rng)),
             21 => Op::Rmdir(any(rng)),
             22 => Op::Chmod(any(rng), 0o600 + rng.below(0o177) as u32),
-            23 => Op::Chown(any(rng), rng.below(9) as u32),
+            23 => {
+                let (path, owners) = (any(rng), rng.below(9) as u32);
+                Op::Chown(path, owners % 3, owners / 3)
+            }
             24..=25 => Op::SetXattr {
                 path: any(rng),
                 name: format!("user.{}", rng.below(3)),
@@ -500,6 +507,14 @@ fn fault(rng: &mut Rng, setting: &Setting, devices: u64) -> Option<Step> {
 
 /// Atomic writes at a time, at most.
 const ATOMIC_WRITES: u64 = 3;
+
+/// What is no file, directory or link, with a device number where it has one.
+const SPECIAL: [(u32, u32); 4] = [
+    (libc::S_IFCHR, 0x103),
+    (libc::S_IFBLK, 0xFFF0_1234),
+    (libc::S_IFIFO, 0),
+    (libc::S_IFSOCK, 0),
+];
 
 const ERRORS: [Fault; 8] = [
     Fault::Reads,

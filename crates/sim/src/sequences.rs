@@ -80,6 +80,11 @@ fn names(set: &mut Vec<Op>) {
     set.extend(FILES.map(|path| Op::Create(path.into())));
     set.extend(["C", "A/C"].map(|path| Op::Mkdir(path.into())));
     set.extend(["foo", "B/foo"].map(|path| Op::Symlink(path.into())));
+    set.push(Op::Mknod(
+        "B/foo".into(),
+        libc::S_IFBLK | 0o644,
+        0x1234_5678,
+    ));
     let links = [
         ("A/foo", "B/foo"),
         ("A/foo", "foo"),
@@ -182,7 +187,8 @@ fn contents(set: &mut Vec<Op>) {
 
 fn attributes(set: &mut Vec<Op>) {
     set.extend(["A/foo", "A/bar", "A"].map(|path| Op::Chmod(path.into(), 0o750)));
-    set.push(Op::Chown("A/foo".into(), 5));
+    set.push(Op::Chown("A/foo".into(), 5, 7));
+    set.push(Op::Chown("A".into(), 0, 7));
     set.extend(["A/foo", "A"].map(|path| Op::SetTime(path.into(), Some(OLD))));
     set.push(Op::SetTime("A/bar".into(), None));
     for (path, len) in [("A/foo", 30), ("A/bar", 5000), ("B", 10)] {

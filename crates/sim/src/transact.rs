@@ -92,8 +92,8 @@ fn mark(tx: &mut Transaction<'_>, root: Ino, op: &Op) -> Result<(), fs::Error> {
             set.mode = Some(*mode);
             path
         }
-        Op::Chown(path, uid) => {
-            set.uid = Some(*uid);
+        Op::Chown(path, uid, gid) => {
+            (set.uid, set.gid) = (Some(*uid), Some(*gid));
             path
         }
         Op::SetTime(path, time) => {

@@ -16,6 +16,8 @@ pub enum Kind {
     File,
     Dir,
     Link(Vec<u8>),
+    /// A device, pipe or socket: its type among the bits of the mode, and its device number.
+    Special(u32, u32),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +26,7 @@ pub struct Thing {
     pub nlink: u32,
     pub mode: u32,
     pub uid: u32,
+    pub gid: u32,
     pub xattrs: BTreeMap<String, Arc<Vec<u8>>>,
     pub names: BTreeMap<String, Id>,
     pub parent: Id,
@@ -37,7 +40,7 @@ pub struct Thing {
 impl Thing {
     fn new(kind: Kind, parent: Id, now: Stamp) -> Thing {
         let (nlink, mode) = match kind {
-            Kind::File => (1, 0o644),
+            Kind::File | Kind::Special(..) => (1, 0o644),
             Kind::Dir => (2, 0o755),
             Kind::Link(_) => (1, 0o777),
         };
@@ -46,6 +49,7 @@ impl Thing {
             nlink,
             mode,
             uid: 0,
+            gid: 0,
             xattrs: BTreeMap::new(),
             names: BTreeMap::new(),
             parent,
@@ -165,18 +169,26 @@ impl Tree {
             Op::TmpLink { path, .. } => self.make(path, Kind::File),
             Op::Mkdir(path) => self.make(path, Kind::Dir),
             Op::Symlink(path) => self.make(path, Kind::Link(link_target(path))),
+            Op::Mknod(path, mode, rdev) => {
+                self.make(path, Kind::Special(mode & libc::S_IFMT, *rdev))
+            }
             Op::Link(from, to) => self.link(from, to),
             Op::Rename(from, to, flags) => self.rename(from, to, *flags),
             Op::Unlink(path) => self.remove(path, false),
             Op::Rmdir(path) => self.remove(path, true),
             Op::Chmod(path, mode) => self.mark(path, |thing| thing.mode = *mode),
-            Op::Chown(path, uid) => self.mark(path, |thing| thing.uid = *uid),
+            Op::Chown(path, uid, gid) => {
+                self.mark(path, |thing| (thing.uid, thing.gid) = (*uid, *gid))
+            }
             Op::SetTime(path, time) => {
                 let time = time.unwrap_or(self.began);
                 self.mark(path, |thing| thing.mtime = time)
             }
             Op::SetXattr { path, .. } | Op::RemoveXattr(path, _)
-                if matches!(self.at(self.resolve(path)?).kind, Kind::Link(_)) =>
+                if matches!(
+                    self.at(self.resolve(path)?).kind,
+                    Kind::Link(_) | Kind::Special(..)
+                ) =>
             {
                 // Users' attributes are for files and directories.
                 Err(libc::EPERM)
