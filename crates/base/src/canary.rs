@@ -304,6 +304,9 @@ canaries! {
     AtomicNotAwaited => "atomic-not-awaited", Cut,
     /// An atomic write that is dropped keeps the blocks that were promised to it (tx/atomic, invariant 1): space is gone until the next mount.
     AtomicPromiseKept => "atomic-promise-kept", Nothing,
+    /// Batches fill logical blocks instead of physical ones (decision 0041): a cut in one damages the end of the one before, which was
+    /// durable.
+    SmallBatches => "small-batches", Cut,
     /// rmdir removes a directory that is not empty (R12): all in it is lost.
     FullDirectoryRemoved => "full-directory-removed", Nothing,
 }

@@ -295,7 +295,7 @@ fn plan(args: &Mkfs, devices: &[Arc<dyn BlockDevice>]) -> Result<Geometry, Failu
     let options = GeometryOptions {
         stripe_bytes: args.stripe_unit,
         journal_bytes: args.journal_size,
-        journal_align: devices.iter().map(|d| d.physical_block()).max(),
+        journal_align: device::journal_align(devices),
     };
     Geometry::plan(&sizes, options).map_err(|error| {
         let given = [

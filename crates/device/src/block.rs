@@ -4,6 +4,7 @@ use crate::queue::{Bell, Blocking, DeviceQueue};
 use crate::reap::{Reaped, Reaping};
 use crate::topology::Topology;
 use crate::vectored::{self, Vectored};
+use base::canary::{Canary, planted};
 use std::io;
 use std::sync::Arc;
 
@@ -137,6 +138,17 @@ macro_rules! described_by {
             $crate::BlockDevice::info(&*self.$below)
         }
     };
+}
+
+/// What batches of the journal fill on these devices: the largest unit that any of them writes as one (decision 0041).
+pub fn journal_align<'a>(
+    devices: impl IntoIterator<Item = &'a Arc<dyn BlockDevice>>,
+) -> Option<u32> {
+    let unit = |device: &Arc<dyn BlockDevice>| match planted(Canary::SmallBatches) {
+        true => device.logical_block(),
+        false => device.physical_block(),
+    };
+    devices.into_iter().map(unit).max()
 }
 
 /// A block device or a file that stands for one. All methods may be called from any thread

@@ -39,7 +39,7 @@ mod writer;
 
 pub use ages::Outdated;
 pub use array::{Array, ArrayStats, DeviceStats, Io};
-pub use block::{BlockDevice, DeviceInfo, Durability, Operation, Request};
+pub use block::{BlockDevice, DeviceInfo, Durability, Operation, Request, journal_align};
 pub use buf::{AlignedBuf, Shared};
 pub use error::{Error, LostLabel, LostLabels};
 pub use file::{

@@ -88,7 +88,7 @@ fn place(canary: Canary) -> Place {
         FailedBatchIgnored => Scenario("failing"),
         NoCredits => Scenario("flood"),
         FailedWriteIgnored => Scenario("atomic-errors"),
-        SecondCopyIgnored | SegmentReusedEarly | BlocksReusedEarly => Mode("random"),
+        SmallBatches | SecondCopyIgnored | SegmentReusedEarly | BlocksReusedEarly => Mode("random"),
         DirectoryUncommitted | NameNotRechecked => Mode("threads"),
     }
 }

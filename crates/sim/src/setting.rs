@@ -80,6 +80,7 @@ impl Setting {
         }
         shape.stripe = *rng.pick(&[4096, 16 << 10, 128 << 10]);
         shape.logical_block = *rng.pick(&[512, 512, 4096]);
+        shape.physical_block = *Rng::new(seed ^ 0x0F00_B10C).pick(&[512, 4096]);
         if rng.one_in(3) {
             shape.age = 8192 - rng.below(120) as u32;
         }

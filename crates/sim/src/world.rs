@@ -35,6 +35,8 @@ pub struct Shape {
     pub stripe: u64,
     /// Logical block of the devices, in bytes: what the journal is aligned to.
     pub logical_block: u32,
+    /// What devices write as one, unless their logical block is larger.
+    pub physical_block: u32,
     /// Whether the devices have a cache that a power cut empties.
     pub has_cache: bool,
     /// Whether these can force a write past it; if not they flush it behind each durable one.
@@ -80,6 +82,7 @@ impl Shape {
             devices: vec![bytes; devices as usize],
             stripe: 64 << 10,
             logical_block: 512,
+            physical_block: 512,
             has_cache: true,
             forces_writes: true,
             told_late: false,
@@ -93,12 +96,33 @@ impl Shape {
     }
 
     pub fn geometry(&self) -> Geometry {
+        let device = self.device("any", 4096, 0, PowerSwitch::new());
+        let device = device as Arc<dyn BlockDevice>;
         let options = GeometryOptions {
             stripe_bytes: Some(self.stripe),
-            journal_align: Some(self.logical_block),
+            journal_align: device::journal_align([&device]),
             ..GeometryOptions::default()
         };
         Geometry::plan(&self.devices, options).expect("a shape has a geometry")
+    }
+
+    /// A new device of its kind.
+    fn device(
+        &self,
+        name: &str,
+        bytes: u64,
+        seed: u64,
+        switch: Arc<PowerSwitch>,
+    ) -> Arc<SimDevice> {
+        let device = SimDevice::with(name, bytes, self.logical_block, seed, switch);
+        let mut device = device.with_physical_block(self.physical_block);
+        if !self.has_cache {
+            device = device.without_cache();
+        }
+        if !self.forces_writes {
+            device = device.without_forced_writes();
+        }
+        device
     }
 }
 
@@ -436,13 +460,7 @@ impl Machine {
             let seed = seed.wrapping_mul(31).wrapping_add(i as u64);
             let name = format!("sim{i}");
             let switch = Arc::clone(&switch);
-            let mut device = SimDevice::with(&name, *bytes, shape.logical_block, seed, switch);
-            if !shape.has_cache {
-                device = device.without_cache();
-            }
-            if !shape.forces_writes {
-                device = device.without_forced_writes();
-            }
+            let device = shape.device(&name, *bytes, seed, switch);
             if let Some(contents) = image.contents.get(i) {
                 device.restore(contents);
             }
@@ -603,7 +621,7 @@ impl Machine {
     /// When the journal has no two batches.
     pub fn lose_batch(&self, close: bool) -> Result<(), String> {
         let mut ring = self.ring(None);
-        let align = self.shape.logical_block as usize;
+        let align = self.shape.geometry().journal_align as usize;
         let header = |ring: &[u8], at: usize| -> Option<BatchHeader> {
             let raw = ring.get(at..at + size_of::<BatchHeader>())?;
             let header = BatchHeader::read_from_bytes(raw).ok()?;

@@ -284,7 +284,7 @@ fn mkfs(paths: &[PathBuf], arrangement: &Arrangement) -> Result<(), Error> {
     let sizes: Vec<u64> = devices.iter().map(|d| d.bytes()).collect();
     let options = GeometryOptions {
         journal_bytes: arrangement.journal,
-        journal_align: devices.iter().map(|d| d.physical_block()).max(),
+        journal_align: device::journal_align(&devices),
         ..GeometryOptions::default()
     };
     let geometry = Geometry::plan(&sizes, options)?;

@@ -51,6 +51,8 @@ pub(super) struct Cached {
     pub before: u64,
     /// The flush behind it, of a durable write.
     pub behind: Option<u64>,
+    /// A sector of a write that failed: the device had all of that in hand, and nothing beside it.
+    pub in_part: bool,
 }
 
 impl Cached {
@@ -62,6 +64,7 @@ impl Cached {
             doomed: false,
             before: 0,
             behind: None,
+            in_part: false,
         }
     }
 
@@ -97,8 +100,9 @@ impl Cached {
         }
     }
 
-    /// Applies what survives of it.
-    pub fn survive(&self, survival: Survival, rng: &mut Rng, pages: &mut Pages) {
+    /// Applies what survives of it, and damages what lies beside it in its first and last block of `physical` bytes if the
+    /// power may have gone while these were written.
+    pub fn survive(&self, survival: Survival, physical: u64, rng: &mut Rng, pages: &mut Pages) {
         let class = match survival {
             Survival::Mixed => *rng.pick(&[
                 Survival::None,
@@ -114,10 +118,29 @@ impl Cached {
             Survival::Subset => {
                 let keep: Vec<bool> = (0..self.sectors()).map(|_| rng.one_in(2)).collect();
                 self.apply(pages, |i| keep[i]);
+                self.damage_beside(physical, rng, pages);
             }
             Survival::Prefix => {
                 let kept = rng.below(self.sectors() as u64 + 1) as usize;
                 self.apply(pages, |i| i < kept);
+                self.damage_beside(physical, rng, pages);
+            }
+        }
+    }
+
+    /// Each sector by the toss of a coin.
+    fn damage_beside(&self, physical: u64, rng: &mut Rng, pages: &mut Pages) {
+        let range = self.range();
+        if self.in_part {
+            return;
+        }
+        let first = range.start / physical * physical..range.start;
+        let last = range.end..range.end.next_multiple_of(physical);
+        for at in first.chain(last).step_by(SECTOR) {
+            if rng.one_in(2) {
+                let mut damaged = [0; SECTOR];
+                rng.fill(&mut damaged);
+                store(pages, at, &damaged);
             }
         }
     }

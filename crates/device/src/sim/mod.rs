@@ -16,6 +16,10 @@
 //! writes, and flushing one says nothing of another; a [`PowerSwitch`] cuts several at one moment.
 //! After the cut every operation fails until [`SimDevice::restart`].
 //!
+//! A device may write more than it is asked to ([`SimDevice::with_physical_block`]): of a block of 4,096 bytes it reads the rest, and writes all.
+//! What survives in part, in its first sectors or in any, may then have damaged the other sectors of its first and its last block, whoever had made
+//! them durable: they hold anything.
+//!
 //! A device may have no cache ([`SimDevice::without_cache`]): then every write is a durable one. Or it cannot force a write
 //! ([`SimDevice::without_forced_writes`]), as drives without FUA and files cannot: a durable write goes to the cache, and a flush behind it, which may fail as any
 //! other, makes it durable, and nothing else. What another flush that fails in between has dropped it reports as good.
@@ -41,7 +45,7 @@
 //! with `ENODEV` from then on ([`SimDevice::vanish_after`]).
 //!
 //! What never happens unless asked for: a completed write that reads do not see, a durable or
-//! flushed sector lost, a write to another address. What never happens at all: a sector with bytes
+//! flushed sector lost (but for such damage), a write to another address. What never happens at all: a sector with bytes
 //! of two writes, a flush or a durable write that is reported as good and is not (but for the lies
 //! above, and for what a flush that failed has dropped).
 //!
@@ -106,6 +110,7 @@ pub struct SimDevice {
     name: String,
     bytes: u64,
     logical_block: u32,
+    physical_block: u32,
     has_cache: bool,
     /// A durable write is none with a flush behind it.
     forces_writes: bool,
@@ -145,6 +150,7 @@ impl SimDevice {
             name: name.to_owned(),
             bytes,
             logical_block,
+            physical_block: logical_block,
             has_cache: true,
             forces_writes: true,
             switch,
@@ -169,6 +175,14 @@ impl SimDevice {
         Arc::new(device)
     }
 
+    /// A new device that reads and writes so many bytes to write less.
+    pub fn with_physical_block(self: Arc<SimDevice>, bytes: u32) -> Arc<SimDevice> {
+        let mut device = Arc::into_inner(self).expect("nobody else has it yet");
+        assert!(matches!(bytes, 512 | 4096) && device.bytes.is_multiple_of(bytes as u64));
+        device.physical_block = bytes.max(device.logical_block);
+        Arc::new(device)
+    }
+
     /// A new device that does a durable write as one to its cache and a flush behind it.
     pub fn without_forced_writes(self: Arc<SimDevice>) -> Arc<SimDevice> {
         let mut device = Arc::into_inner(self).expect("nobody else has it yet");
@@ -188,6 +202,7 @@ impl SimDevice {
             Arc::clone(switch),
         );
         *like.state.lock() = state;
+        let like = like.with_physical_block(self.physical_block);
         let like = match self.forces_writes {
             true => like,
             false => like.without_forced_writes(),
@@ -285,7 +300,7 @@ impl SimDevice {
     ) -> Arc<SimDevice> {
         let (mut pages, cached) = self.contents();
         for write in &cached {
-            write.survive(survival, rng, &mut pages);
+            write.survive(survival, self.physical_block as u64, rng, &mut pages);
         }
         self.successor(pages, rng.next_u64(), switch)
     }
@@ -732,6 +747,10 @@ impl BlockDevice for SimDevice {
 
     fn logical_block(&self) -> u32 {
         self.logical_block
+    }
+
+    fn physical_block(&self) -> u32 {
+        self.physical_block
     }
 
     fn memory_align(&self) -> usize {

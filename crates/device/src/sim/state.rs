@@ -105,8 +105,19 @@ impl State {
 
     /// A write that reads see, and that a power cut may lose.
     pub fn cache(&mut self, offset: u64, bytes: &[u8]) {
+        self.cache_in_part(offset, bytes);
+        if let Some(write) = self.cached.last_mut() {
+            write.in_part = false;
+        }
+    }
+
+    /// The same of a sector of a write that failed.
+    fn cache_in_part(&mut self, offset: u64, bytes: &[u8]) {
         store(&mut self.current, offset, bytes);
         self.keep(offset, bytes.into(), None);
+        if let Some(write) = self.cached.last_mut() {
+            write.in_part = true;
+        }
     }
 
     fn keep(&mut self, offset: u64, bytes: Arc<[u8]>, behind: Option<u64>) {
@@ -252,7 +263,7 @@ impl State {
         for (i, sector) in buf.chunks(SECTOR).enumerate() {
             if self.rng.one_in(2) {
                 let at = offset + (i * SECTOR) as u64;
-                self.cache(at, sector);
+                self.cache_in_part(at, sector);
             }
         }
     }

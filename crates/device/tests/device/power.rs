@@ -321,3 +321,28 @@ fn a_fork_is_the_device_as_it_runs_and_lives_its_own_life() {
     );
     assert_ne!(kept.contents_hash(), lost.contents_hash());
 }
+
+/// Of 4,096 bytes a device may read what it is not asked to write, and write all of it.
+#[test]
+fn a_cut_damages_what_shares_a_physical_block_with_what_was_in_flight() {
+    let hurt = |physical, second: u64, survival, seed| {
+        let device = SimDevice::new(SIZE, 1).with_physical_block(physical);
+        let (first, then) = (noise(1, 3 * SECTOR), noise(2, SECTOR));
+        device.write(0, &first, Durability::Durable).unwrap();
+        // Durable, but the power goes.
+        device.switch().cut_after(0);
+        let written = device.write(second, &then, Durability::Durable);
+        written.unwrap_err();
+        device.switch().restore();
+        let bytes = read(&device.restart_with(survival, &mut Rng::new(seed)));
+        bytes[..3 * SECTOR] != first
+    };
+    let any = |physical, second, survival| (0..20).any(|s| hurt(physical, second, survival, s));
+    for torn in [Survival::Subset, Survival::Prefix] {
+        assert!(any(4096, 1536, torn));
+        assert!(!any(512, 1536, torn));
+        assert!(!any(4096, 4096, torn));
+    }
+    assert!(!any(4096, 1536, Survival::None));
+    assert!(!any(4096, 1536, Survival::All));
+}
