@@ -102,7 +102,7 @@ pub struct SheafOps {
     clock: Clock,
     /// In seconds; see [`SETTLED_AFTER`].
     settled_after: i64,
-    /// Content is on the devices before its change is answered.
+    /// Changes of content and attributes are on the devices before they are answered.
     sync: bool,
     /// Changes of directories are committed before they are answered.
     dirsync: bool,
@@ -323,15 +323,28 @@ impl SheafOps {
     fn directory_changed(&self, directory: NodeId) -> Result<()> {
         // Whatever comes of the rest: the kernel drops nothing by itself where it reads of an error.
         self.attributes_changed(directory);
-        if self.dirsync {
-            let synced = self.fs.fsync_inode(ino(directory), false).map_err(errno);
-            // The change is made: who reads that there was no space would think that it is not.
-            return synced.map_err(|error| match error {
-                Errno::NOSPC => Errno::IO,
-                error => error,
-            });
+        match self.dirsync {
+            true => self.make_change_durable(directory),
+            false => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Attributes of a node were changed, or its size.
+    fn node_changed(&self, node: NodeId) -> Result<()> {
+        match self.sync {
+            true => self.make_change_durable(node),
+            false => Ok(()),
+        }
+    }
+
+    /// With the content: a cut to nothing may be known in memory alone, where a commit does not find it.
+    fn make_change_durable(&self, node: NodeId) -> Result<()> {
+        let synced = self.fs.fsync_inode(ino(node), false).map_err(errno);
+        // The change is made: who reads that there was no space would think that it is not.
+        synced.map_err(|error| match error {
+            Errno::NOSPC => Errno::IO,
+            error => error,
+        })
     }
 
     fn created(
@@ -433,6 +446,7 @@ impl Operations for SheafOps {
             }
         };
         let attr = attr?;
+        self.node_changed(node)?;
         Ok(self.attributes_beside(&attr, pending.or_else(|| self.atomic.of(node))))
     }
 

@@ -746,6 +746,55 @@ fn what_is_copied_to_a_synchronous_file_is_on_the_devices() {
     }
 }
 
+/// The kernel asks for no fsync after a SETATTR or a change of extended attributes either.
+#[test]
+fn attributes_and_sizes_of_a_mount_with_sync_are_on_the_devices() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("sync");
+    let content = pattern(6000, 4);
+    let path = m.path("f");
+    let file = File::create(&path).unwrap();
+    // Of what a crash would leave now.
+    let check = |what: &str, is_so: &dyn Fn(&Path) -> bool| {
+        let after = copy_of(&world);
+        let then = after.mount("ro");
+        assert!(is_so(&then.path("f")), "{what}");
+        then.end();
+    };
+    let filled = || {
+        file.write_all_at(&content, 0).unwrap();
+        file.sync_all().unwrap();
+    };
+    for len in [0, 3000, 20_000] {
+        filled();
+        file.set_len(len).unwrap();
+        let mut expected = content.clone();
+        expected.resize(len as usize, 0);
+        let is_so = |path: &Path| fs::read(path).unwrap() == expected;
+        check(&format!("cut to {len}"), &is_so);
+    }
+    filled();
+    drop(File::create(&path).unwrap());
+    check("opened with O_TRUNC", &|path| {
+        fs::read(path).unwrap().is_empty()
+    });
+    fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
+    check("chmod", &|path| {
+        fs::metadata(path).unwrap().mode() & 0o7777 == 0o640
+    });
+    set_xattr(&path, c"user.note", b"kept");
+    check("setxattr", &|path| {
+        get_xattr(path, c"user.note").as_deref() == Some(b"kept")
+    });
+    let name = c_path(&path);
+    // SAFETY: strings end with zero and outlive the call.
+    let removed = unsafe { libc::removexattr(name.as_ptr(), c"user.note".as_ptr()) };
+    assert_eq!(removed, 0);
+    check("removexattr", &|path| get_xattr(path, c"user.note").is_none());
+    drop(file);
+    m.end();
+}
+
 /// The kernel asks for no fsync after a write for which its program does not wait in that call.
 #[test]
 fn an_asynchronous_direct_write_to_a_synchronous_file_is_on_the_devices() {

@@ -39,7 +39,7 @@ impl SheafOps {
             .setxattr(&caller(ctx, 0), ino(node), name, value, flags)
             .map_err(errno)?;
         self.attributes_changed(node);
-        Ok(())
+        self.node_changed(node)
     }
 
     pub(super) fn get_extended(&self, node: NodeId, name: &[u8]) -> Result<Vec<u8>> {
@@ -68,6 +68,6 @@ impl SheafOps {
             .removexattr(&caller(ctx, 0), ino(node), name)
             .map_err(errno)?;
         self.attributes_changed(node);
-        Ok(())
+        self.node_changed(node)
     }
 }
