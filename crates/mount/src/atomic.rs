@@ -19,7 +19,8 @@
 //!    kernel writes as far as it knows it to.
 //! 4. What other handles change goes to the file, under the lock of its atomic write, so that it is there before a commit or after.
 //!    What is appended goes to the end of the file as the handle has it, staged or not ([`AtomicWrites::write`]): the kernel may know another
-//!    one, also long after an abort. Direct writes stay where the kernel puts them: a long one comes in several requests at once. The kernel's pages may differ from it after a commit then, and are dropped.
+//!    one, also long after an abort. So a size that the kernel sets after a direct write that fails, which is the one that it knows, is refused where it may be staged, or was
+//!    ([`AtomicWrites::knows_size`]). Direct writes stay where the kernel puts them: a long one comes in several requests at once. The kernel's pages may differ from it after a commit then, and are dropped.
 //! 5. The file is locked here over the commit: who reads meanwhile sees what was staged, before it or after. Nothing else is waited for under this
 //!    lock, and nobody notifies the kernel who holds it ([`Notifier`]).
 //! 6. It is over before the process that started it loses a POSIX lock: the kernel frees these when a descriptor is closed, and asks this daemon first
@@ -77,6 +78,8 @@ struct Inner {
     any_known: AtomicBool,
     /// Something is in [`Tables::resized`].
     any_resized: AtomicBool,
+    /// So much is in [`Tables::misled`].
+    misled_count: AtomicUsize,
     /// Pages to be dropped after the answer to a write: the kernel has them at another place, or as they were before; so many there are.
     outdated: Mutex<Vec<Pages>>,
     outdated_count: AtomicUsize,
@@ -93,6 +96,8 @@ struct Tables {
     known: Known,
     /// Files of which one ended without having become the file: the kernel may have its size still.
     resized: Known,
+    /// Those of them of which the kernel has asked for no attributes since.
+    misled: HashSet<NodeId>,
 }
 
 impl Tables {
@@ -141,6 +146,7 @@ impl Default for Inner {
             removed: Condvar::new(),
             any_known: AtomicBool::new(false),
             any_resized: AtomicBool::new(false),
+            misled_count: AtomicUsize::new(0),
             outdated: Mutex::new(rank::LEAF, Vec::new()),
             outdated_count: AtomicUsize::new(0),
             notifier: OnceLock::new(),
@@ -557,6 +563,7 @@ impl AtomicWrites {
         let all = std::mem::take(&mut *self.0.tables.lock());
         let count = all.files.len() + all.cancelled.len();
         self.0.count.fetch_sub(count, Ordering::Relaxed);
+        self.0.misled_count.store(0, Ordering::Relaxed);
         for pending in all.files.into_values() {
             *pending.state.lock() = State::Ended;
         }
@@ -570,11 +577,46 @@ impl AtomicWrites {
             tables.resized.add(pending.node);
             self.0.any_resized.store(true, Ordering::Relaxed);
         }
+        self.mislead(pending.node);
         let Some(notifier) = self.0.notifier.get() else {
             return self.remove(&pending);
         };
         let (all, node) = (self.clone(), pending.node);
-        notifier.drop_pages(Pages::all(node), Box::new(move || all.remove(&pending)));
+        let then = move || {
+            // Answers to what the kernel has asked before the drop are old to it.
+            all.mislead(node);
+            all.remove(&pending);
+        };
+        notifier.drop_pages(Pages::all(node), Box::new(then));
+    }
+
+    /// The kernel may know a file by a size that it never had.
+    fn mislead(&self, node: NodeId) {
+        let misled = &mut self.0.tables.lock().misled;
+        if misled.len() < KNOWN_MAX {
+            misled.insert(node);
+        }
+        self.0.misled_count.store(misled.len(), Ordering::Relaxed);
+    }
+
+    /// The kernel is told the attributes of a file that has no atomic write, or has forgotten it.
+    pub fn tells(&self, node: NodeId) {
+        if self.0.misled_count.load(Ordering::Relaxed) > 0 {
+            let misled = &mut self.0.tables.lock().misled;
+            misled.remove(&node);
+            self.0.misled_count.store(misled.len(), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the kernel knows a file by the size that it has, as far as can be told.
+    pub fn knows_size(&self, fs: &FileSystem, node: NodeId, pending: Option<&Pending>) -> bool {
+        let is_misled = self.0.misled_count.load(Ordering::Relaxed) > 0
+            && self.0.tables.lock().misled.contains(&node);
+        let is_staged = pending.is_some_and(|pending| {
+            let now = pending.attributes(fs, Ino { 0: node });
+            now.is_ok_and(|(attr, size)| attr.size != size)
+        });
+        !is_misled && !is_staged
     }
 
     /// Waits until one that has ended is no more, and its pages are dropped, as well as can be: false, they may not be. As long as `crowded` if too few

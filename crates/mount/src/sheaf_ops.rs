@@ -248,6 +248,9 @@ impl SheafOps {
             Some((attr, size)) => (attr, *size),
             None => (attr, attr.size),
         };
+        if looked.is_none() {
+            self.atomic.tells(attr.ino.0);
+        }
         Attributes {
             ino: attr.ino.0,
             size,
@@ -399,6 +402,7 @@ impl Operations for SheafOps {
     }
 
     fn forget(&self, node: NodeId, lookups: u64) {
+        self.atomic.tells(node);
         self.fs.forget(ino(node), lookups);
     }
 
@@ -425,6 +429,9 @@ impl Operations for SheafOps {
             }
             None => changes.size,
         };
+        if size.is_some() {
+            self.refuse_misled(node, changes.handle, pending.as_deref())?;
+        }
         let set = fs::SetAttr {
             mode: changes.mode,
             uid: changes.uid,

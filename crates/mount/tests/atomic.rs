@@ -438,6 +438,54 @@ fn a_cut_is_staged_with_the_rest() {
     m.end();
 }
 
+/// A direct write beyond the end of the file, which the kernel refuses before it asks the daemon.
+fn fail_directly(file: &File, at: usize) {
+    // SAFETY: nothing is mapped at the address, which the call finds out.
+    let written = unsafe {
+        let nowhere = std::ptr::without_provenance(PAGE);
+        libc::pwrite(file.as_raw_fd(), nowhere, PAGE, at as i64)
+    };
+    let error = std::io::Error::last_os_error().raw_os_error();
+    assert_eq!((written, error), (-1, Some(libc::EFAULT)));
+}
+
+/// After a direct write that fails the kernel sets the file's size to the one it knows, and that was staged: the file was cut, or had zeros behind it, for good.
+#[test]
+fn a_direct_write_that_fails_leaves_the_file_its_size() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    let path = m.path("f");
+    let old = pattern(1 << 20, 1);
+    fs::write(&path, &old).unwrap();
+    let (file, other) = (open(&path, 0), open(&path, libc::O_DIRECT));
+    for (size, is_over) in [(0, false), (4 << 20, false), (0, true), (4 << 20, true)] {
+        assert_eq!(ask(&file, START), 0);
+        file.set_len(size).unwrap();
+        if is_over {
+            assert_eq!(ask(&file, ABORT), 0);
+        }
+        for _ in 0..2 {
+            fail_directly(&other, size as usize);
+            assert!(inside(&m, "f") == old, "{size}, aborted: {is_over}");
+        }
+        // It looks like this.
+        let cut = other.set_len(5).map_err(|error| error.raw_os_error());
+        assert_eq!(cut, Err(Some(libc::EBUSY)));
+        if !is_over {
+            assert_eq!(ask(&file, ABORT), 0);
+        }
+        assert_eq!(other.metadata().unwrap().len(), old.len() as u64);
+        assert!(fs::read(&path).unwrap() == old);
+    }
+    // A size that somebody wants.
+    other.set_len(4 << 20).unwrap();
+    assert_eq!(inside(&m, "f").len(), 4 << 20);
+    other.set_len(0).unwrap();
+    assert!(inside(&m, "f").is_empty());
+    drop((file, other));
+    m.end();
+}
+
 #[test]
 fn who_comes_second_or_cannot_write_is_refused() {
     let Some(world) = World::new() else { return };

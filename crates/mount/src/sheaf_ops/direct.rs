@@ -19,7 +19,8 @@ use base::map::HashMap;
 use base::sync::{Mutex, rank};
 
 use super::SheafOps;
-use crate::ops::{NodeId, Span};
+use crate::atomic::Pending;
+use crate::ops::{Errno, NodeId, Result, Span};
 
 /// The files that somebody has open for direct transfers.
 #[derive(Debug)]
@@ -108,6 +109,25 @@ impl SheafOps {
     pub(super) fn written_past(&self, node: NodeId, span: &Span) {
         if self.direct.is_asynchronous(span) {
             self.attributes_changed(node);
+        }
+    }
+
+    /// Refuses a size that may be nobody's wish. After a direct write beyond the end of the file that fails the kernel sets the size that it knows, and nothing tells that from an
+    /// ftruncate(2). Who sets another one by such a handle has the kernel ask for attributes first, or uses truncate(2).
+    ///
+    /// # Errors
+    /// `EBUSY`
+    pub(super) fn refuse_misled(
+        &self,
+        node: NodeId,
+        handle: Option<u64>,
+        pending: Option<&Pending>,
+    ) -> Result<()> {
+        let handle = handle.and_then(|handle| self.handles.get(handle));
+        let writes_past = handle.is_some_and(|handle| is_direct(handle.flags));
+        match writes_past && !self.atomic.knows_size(&self.fs, node, pending) {
+            true => Err(Errno(libc::EBUSY)),
+            false => Ok(()),
         }
     }
 }
