@@ -80,7 +80,7 @@ struct Inner {
     any_resized: AtomicBool,
     /// So much is in [`Tables::misled`].
     misled_count: AtomicUsize,
-    /// Pages to be dropped after the answer to a write: the kernel has them at another place, or as they were before; so many there are.
+    /// Pages to be dropped after the answer to what has changed them: the kernel has them at another place, or as they were before; so many there are.
     outdated: Mutex<Vec<Pages>>,
     outdated_count: AtomicUsize,
     notifier: OnceLock<Notifier>,
@@ -395,10 +395,15 @@ impl AtomicWrites {
         if let Ok(Ok(_)) = written
             && let Some(pages) = self.outdated_by(file.ino().0, span, data.len(), is_displaced)
         {
-            self.0.outdated.lock().push(pages);
-            self.0.outdated_count.fetch_add(1, Ordering::Relaxed);
+            self.outdated(pages);
         }
         written
+    }
+
+    /// Has the kernel drop these once the request of its file that is being served is answered ([`wrote`](Self::wrote)).
+    pub fn outdated(&self, pages: Pages) {
+        self.0.outdated.lock().push(pages);
+        self.0.outdated_count.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Pages that the kernel has and a write has made something else of.
@@ -492,7 +497,7 @@ impl AtomicWrites {
         Ok(fs.write(file, span.offset, data))
     }
 
-    /// A write of a file was answered.
+    /// A write of a file was answered, or a change of its attributes.
     pub fn wrote(&self, node: NodeId) {
         if self.0.outdated_count.load(Ordering::Relaxed) == 0 {
             return;

@@ -37,7 +37,7 @@ pub trait Reply {
 /// What is to be done when a request was answered.
 #[derive(Clone, Copy, Debug)]
 pub struct Owed {
-    /// The node that it wrote.
+    /// The node that it wrote, or whose attributes it set.
     pub written: Option<NodeId>,
 }
 
@@ -147,7 +147,7 @@ impl<O: Operations> Dispatcher<O> {
             Ok(request) => {
                 tracing::trace!(opcode = request.opcode, node = request.node, "request");
                 let written = match request.operation {
-                    Operation::Write { .. } => Some(request.node),
+                    Operation::Write { .. } | Operation::Setattr(_) => Some(request.node),
                     _ => None,
                 };
                 let mut exchange = Exchange {

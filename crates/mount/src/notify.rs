@@ -96,8 +96,14 @@ impl Pages {
         }
     }
 
-    /// Those that a direct write was made of, after somebody may have read them back.
-    fn written_past(node: NodeId, bytes: Range<u64>) -> Pages {
+    /// These bytes', and the request that asks for it has that lock.
+    pub fn unwritten(node: NodeId, bytes: Range<u64>) -> Pages {
+        let race = Race::None;
+        Pages { node, bytes, race }
+    }
+
+    /// Those that were changed past the page cache, after somebody may have read them back.
+    pub fn changed_past(node: NodeId, bytes: Range<u64>) -> Pages {
         let race = Race::Any;
         Pages { node, bytes, race }
     }
@@ -301,7 +307,7 @@ impl Notifier {
             answer();
             inner.withheld.fetch_sub(1, Ordering::SeqCst);
         };
-        self.drop_pages(Pages::written_past(node, bytes), Box::new(answer));
+        self.drop_pages(Pages::changed_past(node, bytes), Box::new(answer));
     }
 
     /// The kernel drops pages that are not what a write has made. Once for all such writes that nobody has come to yet.

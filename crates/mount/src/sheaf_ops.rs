@@ -49,6 +49,7 @@
 
 mod direct;
 mod extended;
+mod failed;
 mod mapped;
 mod opened;
 mod set_id;
@@ -452,8 +453,8 @@ impl Operations for SheafOps {
                 self.unstaged_change(node, None, setattr)
             }
         };
-        let attr = attr?;
-        self.node_changed(node)?;
+        let changed = attr.and_then(|attr| self.node_changed(node).map(|()| attr));
+        let attr = self.or_attributes_forgotten(node, size, changed)?;
         Ok(self.attributes_beside(&attr, pending.or_else(|| self.atomic.of(node))))
     }
 
@@ -719,15 +720,18 @@ impl Operations for SheafOps {
     ) -> Result<()> {
         let opened = self.handle(node, handle)?;
         let file = &opened.file;
-        self.unstaged_change(node, Some(handle), || {
+        let changed = self.unstaged_change(node, Some(handle), || {
             self.content_changes(context, file, context.uid != 0)?;
             let done = self.fs.fallocate(file, mode as i32, offset, length);
             done.map_err(errno)
-        })?;
-        if mode as i32 & libc::FALLOC_FL_KEEP_SIZE != 0 {
-            self.attributes_changed(node);
-        }
-        self.make_durable(file, opened.flags)
+        });
+        let changed = changed.and_then(|()| {
+            if mode as i32 & libc::FALLOC_FL_KEEP_SIZE != 0 {
+                self.attributes_changed(node);
+            }
+            self.make_durable(file, opened.flags)
+        });
+        self.or_forgotten(node, (offset, length), changed)
     }
 
     fn lseek(
@@ -763,13 +767,16 @@ impl Operations for SheafOps {
             return Err(Errno(libc::EOPNOTSUPP));
         }
         let length = length.min(COPY_MAX);
-        let copied = self.unstaged_change(to.node, Some(to.handle), || {
+        let changed = self.unstaged_change(to.node, Some(to.handle), || {
             self.content_changes(context, target, context.uid != 0)?;
             let copied = (self.fs).copy_range(&source, from.offset, target, to.offset, length);
             copied.map_err(errno)
-        })?;
-        self.make_durable(target, opened.flags)?;
-        Ok(copied)
+        });
+        let changed = changed.and_then(|copied| {
+            self.make_durable(target, opened.flags)?;
+            Ok(copied)
+        });
+        self.or_forgotten(to.node, (to.offset, length), changed)
     }
 
     fn ioctl(

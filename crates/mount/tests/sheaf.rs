@@ -790,7 +790,9 @@ fn attributes_and_sizes_of_a_mount_with_sync_are_on_the_devices() {
     // SAFETY: strings end with zero and outlive the call.
     let removed = unsafe { libc::removexattr(name.as_ptr(), c"user.note".as_ptr()) };
     assert_eq!(removed, 0);
-    check("removexattr", &|path| get_xattr(path, c"user.note").is_none());
+    check("removexattr", &|path| {
+        get_xattr(path, c"user.note").is_none()
+    });
     drop(file);
     m.end();
 }

@@ -62,7 +62,12 @@ impl Session {
     ///
     /// A process that another test has just started has copies of our descriptors, those of files
     /// in the mount among them, until its exec has closed them, which may be after we went on.
-    pub fn end(mut self) {
+    pub fn end(self) {
+        self.result().unwrap();
+    }
+
+    /// The same, and tells how it went.
+    pub fn result(mut self) -> Result<(), mount::Error> {
         // The next mount may be at the same place.
         self.heir.kill().unwrap();
         self.heir.wait().unwrap();
@@ -75,7 +80,7 @@ impl Session {
                 }
                 result => {
                     result.unwrap();
-                    return self.ended.recv().unwrap().unwrap();
+                    return self.ended.recv().unwrap();
                 }
             }
         }

@@ -1,0 +1,48 @@
+//! Changes that fail after they were made, in whole or in part: halfway, or because they do not become durable.
+//!
+//! The kernel takes an error for a change that was not made, and keeps what it has cached: pages that are holes, sizes and modes that the file does not have. A store to such a
+//! page would bring all of it back. So all of that goes, whether something was changed or not.
+
+use super::SheafOps;
+use crate::notify::Pages;
+use crate::ops::{Errno, NodeId, Result};
+
+impl SheafOps {
+    /// What came of a change of these bytes of a file, for which the kernel has written back what mappings had stored there.
+    pub(super) fn or_forgotten<T>(
+        &self,
+        node: NodeId,
+        (offset, length): (u64, u64),
+        changed: Result<T>,
+    ) -> Result<T> {
+        if changed.is_err()
+            && let Some(notifier) = self.notifier.get()
+        {
+            let bytes = offset..offset.saturating_add(length);
+            notifier.drop_attributes(node);
+            notifier.drop_outdated(Pages::unwritten(node, bytes));
+        }
+        changed
+    }
+
+    /// What came of a change of attributes, and of the size if there is one. The kernel writes no page of the file back until that is answered: pages go after the answer.
+    pub(super) fn or_attributes_forgotten<T>(
+        &self,
+        node: NodeId,
+        size: Option<u64>,
+        changed: Result<T>,
+    ) -> Result<T> {
+        if let Err(error) = changed {
+            self.attributes_changed(node);
+            // Without space nothing was cut, and it may be tried again before the answer.
+            if let (Some(size), true) = (size, error != Errno::NOSPC) {
+                let behind = size / PAGE * PAGE..u64::MAX;
+                self.atomic.outdated(Pages::changed_past(node, behind));
+            }
+        }
+        changed
+    }
+}
+
+/// Of the kernel's cache.
+const PAGE: u64 = 4096;

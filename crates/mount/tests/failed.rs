@@ -1,0 +1,134 @@
+//! A change that fails after it was made: what the kernel shows is what the file system has.
+//!
+//! Needs /dev/fuse and root, or `fusermount3`; without them each test says so and passes.
+
+mod common;
+#[path = "common/world.rs"]
+mod world;
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Error;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use common::pattern;
+use device::{BlockDevice, Durability, Operation, Request};
+use world::World;
+
+const PAGE: usize = 4096;
+const BYTES: usize = 16 * PAGE;
+
+/// A device on which nothing becomes durable once it is broken.
+struct Breaking {
+    below: Arc<dyn BlockDevice>,
+    is_broken: Arc<AtomicBool>,
+}
+
+impl BlockDevice for Breaking {
+    device::described_by!(below);
+
+    fn run(&self, requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>) {
+        self.below.run(requests, meanwhile);
+        if !self.is_broken.load(Ordering::SeqCst) {
+            return;
+        }
+        for request in requests {
+            let fails = match &request.operation {
+                Operation::Flush => true,
+                Operation::Write { durability, .. } => *durability == Durability::Durable,
+                Operation::Read { .. } => false,
+            };
+            if fails {
+                request.error = Some(Error::from_raw_os_error(libc::EIO));
+            }
+        }
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> std::io::Result<()> {
+        self.below.discard(offset, len)
+    }
+}
+
+/// Changes the file, whose other handle is another file's with as much in it.
+type Change = fn(&File, &File) -> bool;
+
+fn punch(file: &File, _: &File) -> bool {
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: a descriptor and numbers.
+    unsafe { libc::fallocate(file.as_raw_fd(), mode, 0, PAGE as i64) == 0 }
+}
+
+fn lengthen(file: &File, _: &File) -> bool {
+    // SAFETY: a descriptor and numbers.
+    unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, 2 * BYTES as i64) == 0 }
+}
+
+fn copy(file: &File, other: &File) -> bool {
+    let (from, to) = (other.as_raw_fd(), file.as_raw_fd());
+    let (mut start, mut target) = (0, 0);
+    // SAFETY: the pointers name live offsets; all else are numbers.
+    unsafe { libc::copy_file_range(from, &raw mut start, to, &raw mut target, PAGE, 0) >= 0 }
+}
+
+fn cut(file: &File, _: &File) -> bool {
+    file.set_len(100).is_ok()
+}
+
+/// The kernel drops nothing of what it has cached where it reads of an error: it showed what had been there, for up to an hour, and a store to a mapping
+/// brought that back.
+#[test]
+fn a_change_that_does_not_become_durable_shows_what_it_made() {
+    let changes: [(&str, &str, Change); 4] = [
+        ("punch", "", punch),
+        ("lengthen", "", lengthen),
+        ("copy", "", copy),
+        ("cut", "sync", cut),
+    ];
+    for (what, options, change) in changes {
+        let Some(world) = World::new() else { return };
+        let m = world.mount("");
+        for (name, seed) in [("f", 1), ("other", 2)] {
+            fs::write(m.path(name), pattern(BYTES, seed)).unwrap();
+        }
+        m.end();
+        let is_broken = Arc::new(AtomicBool::new(false));
+        let m = world.mount_over(options, |below| {
+            let is_broken = Arc::clone(&is_broken);
+            Arc::new(Breaking { below, is_broken })
+        });
+        let open = |name, flags| {
+            let mut options = OpenOptions::new();
+            let options = options.read(true).write(true).custom_flags(flags);
+            options.open(m.path(name)).unwrap()
+        };
+        let (file, other) = (open("f", libc::O_DSYNC), open("other", 0));
+        let mut cached = vec![0; BYTES];
+        file.read_exact_at(&mut cached, 0).unwrap();
+        assert!(cached == pattern(BYTES, 1));
+        // The kernel has asked for attributes now, and need not again.
+        assert_eq!(file.metadata().unwrap().len(), BYTES as u64);
+        is_broken.store(true, Ordering::SeqCst);
+        assert!(!change(&file, &other), "{what}");
+        let error = Error::last_os_error().raw_os_error();
+        assert!(
+            matches!(error, Some(libc::EIO | libc::EROFS)),
+            "{what}: {error:?}"
+        );
+
+        let attr = m.fs.lookup(::fs::ROOT, b"f").unwrap();
+        let inside = m.fs.open_file(attr.ino, libc::O_RDONLY).unwrap();
+        let mut has = vec![0; attr.size as usize];
+        m.fs.read(&inside, 0, &mut has).unwrap();
+        assert!(has != pattern(BYTES, 1), "{what} has changed nothing");
+        let mut shown = vec![0; 4 * BYTES];
+        let len = file.read_at(&mut shown, 0).unwrap();
+        assert!(shown[..len] == has, "{what}: {len} of {} bytes", has.len());
+        assert_eq!(file.metadata().unwrap().len(), attr.size, "{what}");
+        drop((file, other, inside));
+        // It could not write everything.
+        drop(m.session.result());
+        drop(m.fs.close());
+    }
+}
