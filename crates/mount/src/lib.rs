@@ -244,6 +244,8 @@ fn serve<O: ops::Operations + 'static>(
         Ok(mounted) => mounted,
         Err(error) => return (Err(error), None),
     };
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    config.asynchronous_direct = session::may_be_asynchronous(mounted.on_block_device, &release);
     let (unmounter, dev) = (mounted.unmounter, DevFuse::new(mounted.fd));
     let left = unmounter.clone();
     let signals = match SignalWatch::start(unmounter.clone(), closing.clone()) {

@@ -53,6 +53,8 @@ pub trait DeviceClaim {
 pub struct Mounted {
     pub fd: OwnedFd,
     pub unmounter: Unmounter,
+    /// The kernel has the first device, and waits for more answers.
+    pub on_block_device: bool,
 }
 
 /// Ends a mount from anywhere.
@@ -78,6 +80,11 @@ impl Unmounter {
     /// For what is mounted at `mountpoint` now.
     fn new(mountpoint: PathBuf) -> Self {
         let found = mount_table::find(&mountpoint).ok().flatten();
+        Unmounter::of(mountpoint, found)
+    }
+
+    /// For what was found to be mounted there.
+    fn of(mountpoint: PathBuf, found: Option<MountedAt>) -> Self {
         Unmounter {
             mountpoint,
             connection: found.and_then(|m| m.connection()),
@@ -198,8 +205,15 @@ pub fn mount(
     } else {
         mount_by_helper(&mountpoint, options)?
     };
-    let unmounter = Unmounter::new(mountpoint);
-    Ok(Mounted { fd, unmounter })
+    let found = mount_table::find(&mountpoint).ok().flatten();
+    // Of what cannot be looked up the worse is assumed.
+    let on_block_device = found.as_ref().is_none_or(|found| found.on_block_device());
+    let unmounter = Unmounter::of(mountpoint, found);
+    Ok(Mounted {
+        fd,
+        unmounter,
+        on_block_device,
+    })
 }
 
 /// Takes away what dead daemons left at `mountpoint`, and with it the kernel's claims on their

@@ -46,6 +46,8 @@ pub struct Config {
     pub workers_idle: usize,
     /// The kernel checks access lists.
     pub access_lists: bool,
+    /// Direct transfers of libaio and io_uring run beside each other.
+    pub asynchronous_direct: bool,
 }
 
 impl Default for Config {
@@ -55,8 +57,21 @@ impl Default for Config {
             workers_max: (4 * cpus).clamp(16, 64),
             workers_idle: cpus.clamp(2, 16),
             access_lists: true,
+            asynchronous_direct: true,
         }
     }
+}
+
+/// The first Linux whose answers to asynchronous transfers wait for nothing, where the mount is of a block device.
+const ASYNC_ON_BLOCK_DEVICES: (u32, u32) = (6, 18);
+
+/// Whether asynchronous direct transfers are safe on a kernel of this release. Where the mount is of a block device, the kernel waits for the answer to RELEASE; older ones do so within the
+/// answer to a transfer, if the program has closed the file meanwhile. Of workers that all wait so none would answer.
+pub(crate) fn may_be_asynchronous(on_block_device: bool, release: &str) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    let mut number = || numbers.next().and_then(|text| text.parse().ok());
+    let version = (number().unwrap_or(0), number().unwrap_or(0));
+    !on_block_device || version >= ASYNC_ON_BLOCK_DEVICES
 }
 
 /// After this many requests in a row that found too many idle workers, one ends.
@@ -71,7 +86,7 @@ const SURPLUS_PATIENCE: u32 = 1024;
 /// - `EXPLICIT_INVAL_DATA`: every change goes through this kernel, so cached pages never
 ///   go stale by themselves and a size or mtime that changed is no reason to drop them.
 /// - `ASYNC_DIO`: direct reads and writes of libaio and io_uring run in parallel. What the kernel does for others after such a write, it does not then:
-///   `sheaf_ops/direct.rs`.
+///   `sheaf_ops/direct.rs`. Not where the kernel may wait for itself: [`may_be_asynchronous`].
 /// - `NO_OPENDIR_SUPPORT`: positions in a directory are stable by themselves, so that
 ///   reading one needs no handle; the kernel also caches listings then.
 ///
@@ -541,6 +556,9 @@ pub fn serve<T: Transport, O: Operations + 'static>(
     if !config.access_lists {
         wanted &= !init::POSIX_ACL;
     }
+    if !config.asynchronous_direct {
+        wanted &= !init::ASYNC_DIO;
+    }
     let negotiated = negotiate(&mut first, wanted)?;
     drop(first);
     transport.agreed(negotiated);
@@ -640,6 +658,26 @@ mod tests {
         for page_size in [4096, 16 << 10, 64 << 10, 4 << 20] {
             let pages = usize::from(max_pages(page_size));
             assert!(pages == 1 || pages * page_size == DATA_MAX);
+        }
+    }
+
+    /// The daemon hung when programs closed files with transfers under way, and so did all who used the mount.
+    #[test]
+    fn old_kernels_have_no_asynchronous_transfers_on_block_devices() {
+        for (release, is_safe) in [
+            ("6.18.0", true),
+            ("6.18-rc1", true),
+            ("7.0.3-generic", true),
+            ("10.1", true),
+            ("6.17.9", false),
+            ("6.8.0-1018-aws", false),
+            ("5.4.0", false),
+            ("6", false),
+            ("", false),
+            ("unknown", false),
+        ] {
+            assert_eq!(may_be_asynchronous(true, release), is_safe, "{release}");
+            assert!(may_be_asynchronous(false, release));
         }
     }
 
