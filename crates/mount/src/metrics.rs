@@ -5,8 +5,6 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -14,6 +12,7 @@ use fs::{FileSystem, Metric, Quantiles, Value};
 
 use crate::Error;
 use crate::http::{Answer, Server};
+use crate::sys;
 
 /// How requests of the kernel come to a mount: `dev` or `uring`, once the kernel has agreed to it. See `transport`.
 #[derive(Clone, Debug, Default)]
@@ -142,8 +141,7 @@ fn listen(
         }
         Endpoint::Socket(path) => {
             remove_abandoned(path)?;
-            let listener = UnixListener::bind(path)?;
-            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+            let listener = sys::listen_privately(path)?;
             listener.set_nonblocking(true)?;
             Ok((Server::start(THREAD, listener, answer)?, None))
         }
@@ -232,6 +230,7 @@ mod tests {
     use super::*;
     use std::io::{Read, Write};
     use std::net::TcpStream;
+    use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixStream;
 
     fn metrics() -> Vec<Metric> {

@@ -3,7 +3,9 @@
 use std::ffi::CStr;
 use std::io::{Error, Result};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -354,6 +356,35 @@ pub fn pidfd_open(pid: u32) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Listens at a path where nobody but this process's user can connect, from the first moment on: the file has the mode that the socket has as it is bound, less the umask.
+pub fn listen_privately(path: &Path) -> Result<UnixListener> {
+    let bytes = path.as_os_str().as_bytes();
+    // SAFETY: sockaddr_un is plain data for which zero is valid.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    // One byte is left for the zero at the end.
+    if bytes.is_empty() || bytes.contains(&0) || bytes.len() >= address.sun_path.len() {
+        let what = "a socket's path has 1 to 107 bytes, none of them zero";
+        return Err(Error::new(std::io::ErrorKind::InvalidInput, what));
+    }
+    for (to, &from) in address.sun_path.iter_mut().zip(bytes) {
+        *to = from as libc::c_char;
+    }
+    // SAFETY: the call takes numbers only.
+    let fd =
+        check(unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) })?;
+    // SAFETY: the kernel just made this descriptor for us alone.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: the call takes numbers only.
+    check(unsafe { libc::fchmod(fd, 0o600) })?;
+    let len = size_of_val(&address) as libc::socklen_t;
+    // SAFETY: the pointer and length name the structure, which outlives the call.
+    check(unsafe { libc::bind(fd, (&raw const address).cast(), len) })?;
+    // SAFETY: the call takes numbers only.
+    check(unsafe { libc::listen(fd, libc::SOMAXCONN) })?;
+    Ok(UnixListener::from(socket))
+}
+
 /// Receives one descriptor over a socket; `None` when the other side sent none.
 pub fn receive_fd(socket: &UnixStream) -> Result<Option<OwnedFd>> {
     let mut byte = 0u8;
@@ -423,6 +454,27 @@ mod tests {
         assert!(!has_failed(writer.as_fd()) && !has_input(reader.as_fd()));
         drop(reader);
         assert!(has_failed(writer.as_fd()));
+    }
+
+    /// It was for everybody whom the umask let in until its mode was set.
+    #[test]
+    fn a_socket_is_its_user_s_alone_as_soon_as_it_is_there() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let mode = || std::fs::metadata(&path).unwrap().permissions().mode() & 0o777;
+        let listener = listen_privately(&path).unwrap();
+        assert_eq!(mode(), 0o600);
+        let _client = UnixStream::connect(&path).unwrap();
+        listener.accept().unwrap();
+        let taken = listen_privately(&path).unwrap_err();
+        assert_eq!(taken.kind(), std::io::ErrorKind::AddrInUse);
+        // Of any other the umask decides.
+        std::fs::remove_file(&path).unwrap();
+        let _other = UnixListener::bind(&path).unwrap();
+        assert_ne!(mode(), 0o600, "this test shows nothing");
+        let long = folder.path().join("x".repeat(200));
+        assert!(listen_privately(&long).is_err());
     }
 
     /// A daemon that was told three times to end, and began another mount, ended that one.
