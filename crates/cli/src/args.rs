@@ -127,7 +127,7 @@ pub struct Mount {
     pub read_only: bool,
     /// Serve the mount from this process instead of a daemon
     ///
-    /// Prints a line when the mount is usable, and tells systemd (Type=notify).
+    /// Prints a line when the mount is usable, and tells systemd (Type=notify). Messages go to standard error; those that nobody reads in time are lost, and counted.
     #[arg(short, long)]
     pub foreground: bool,
     /// Append messages to this file instead of the system log

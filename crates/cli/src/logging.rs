@@ -1,12 +1,18 @@
 //! Where messages go: standard error, a file, or the system log: by its socket, or where nobody listens at that, as in a container or early at
 //! system start, by the kernel's log.
+//!
+//! Who serves a mount waits for nobody who keeps messages: a log that is stuck must not stop the file system, for requests are answered after what is
+//! said of them. What does not fit is lost.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
@@ -23,10 +29,15 @@ const KERNEL_LOG_BYTES: usize = 900;
 /// The facility "daemon" of syslog(3).
 const FACILITY: u8 = 3 << 3;
 
+/// Bytes of a message that are written at a time: so many a pipe has room for where poll(2) says that it has any.
+const PIECE: usize = 4096;
+
 /// Where to.
 pub enum Target<'a> {
     /// Warnings and worse of a command that the user waits for.
     Terminal,
+    /// The same of one that serves a mount.
+    Foreground,
     File(&'a Path),
     /// syslog and the journal, or the kernel's log; where there is none of them standard error, as long as somebody is there to read it.
     System,
@@ -35,7 +46,7 @@ pub enum Target<'a> {
 /// Sends all messages there from now on; once per process.
 pub fn start(target: Target<'_>) -> Result<(), Failure> {
     let default = match target {
-        Target::Terminal => "warn",
+        Target::Terminal | Target::Foreground => "warn",
         _ => "info",
     };
     let filter = EnvFilter::try_from_env(VARIABLE).unwrap_or_else(|_| EnvFilter::new(default));
@@ -48,6 +59,7 @@ pub fn start(target: Target<'_>) -> Result<(), Failure> {
     // A second start keeps the first target, which is what is wanted.
     let _ = match target {
         Target::Terminal => builder.without_time().with_writer(io::stderr).try_init(),
+        Target::Foreground => builder.without_time().with_writer(unwaited).try_init(),
         Target::File(path) => builder.with_writer(open(path)?).try_init(),
         Target::System => match SystemLog::open(Path::new(SYSTEM_LOG), Path::new(KERNEL_LOG)) {
             Ok(log) => builder
@@ -60,7 +72,7 @@ pub fn start(target: Target<'_>) -> Result<(), Failure> {
                 tell(NO_LOG);
                 builder
                     .with_max_level(Level::WARN)
-                    .with_writer(io::stderr)
+                    .with_writer(unwaited)
                     .try_init()
             }
         },
@@ -78,6 +90,57 @@ fn open(path: &Path) -> Result<Arc<File>, Failure> {
 }
 
 const NO_LOG: &str = "sheaf: no system log here: messages of the daemon are lost once the mount is usable; give --log FILE";
+
+/// Standard error, whether or not anybody reads it. `O_NONBLOCK` would change it for others who have it open, such as a shell its terminal.
+struct Unwaited<W> {
+    to: W,
+    /// Messages that did not fit since the last one that did.
+    lost: &'static AtomicU64,
+}
+
+fn unwaited() -> Unwaited<io::StderrLock<'static>> {
+    static LOST: AtomicU64 = AtomicU64::new(0);
+    Unwaited {
+        // One thread at a time, or each would count on the same room.
+        to: io::stderr().lock(),
+        lost: &LOST,
+    }
+}
+
+fn has_room(to: BorrowedFd<'_>) -> bool {
+    let mut polled = [PollFd::from_borrowed_fd(to, PollFlags::OUT)];
+    let at_once = Timespec::default();
+    poll(&mut polled, Some(&at_once)).is_ok() && polled[0].revents().contains(PollFlags::OUT)
+}
+
+impl<W: Write + AsFd> Unwaited<W> {
+    /// Whether all of it was written.
+    fn put(&mut self, text: &[u8]) -> bool {
+        let mut pieces = text.chunks(PIECE);
+        pieces.all(|piece| has_room(self.to.as_fd()) && self.to.write_all(piece).is_ok())
+    }
+}
+
+impl<W: Write + AsFd> Write for Unwaited<W> {
+    /// Takes a message, which is dealt with then.
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        let before = self.lost.swap(0, Ordering::Relaxed);
+        let note = match before {
+            0 => String::new(),
+            n => format!("{n} messages before this one are lost: nobody read them in time\n"),
+        };
+        if !self.put(note.as_bytes()) {
+            self.lost.fetch_add(before + 1, Ordering::Relaxed);
+        } else if !self.put(text) {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
 
 struct SystemLog {
     log: Arc<Log>,
@@ -171,6 +234,34 @@ impl Write for Message {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_finds_no_room_is_lost_and_counted() {
+        static LOST: AtomicU64 = AtomicU64::new(0);
+        let (mut reader, to) = io::pipe().unwrap();
+        let mut log = Unwaited { to, lost: &LOST };
+        let line = [b"x".repeat(99), b"\n".to_vec()].concat();
+        let mut taken = 0;
+        while LOST.load(Ordering::Relaxed) == 0 {
+            log.write_all(&line).unwrap();
+            taken += 1;
+        }
+        log.write_all(&line).unwrap();
+        // Longer than any pipe.
+        log.write_all(&[b'y'; 1 << 21]).unwrap();
+        assert_eq!(LOST.load(Ordering::Relaxed), 3);
+        let mut heard = vec![0; (taken - 1) * line.len()];
+        io::Read::read_exact(&mut reader, &mut heard).unwrap();
+        log.write_all(b"last\n").unwrap();
+        drop(log);
+        let mut heard = String::new();
+        io::Read::read_to_string(&mut reader, &mut heard).unwrap();
+        assert_eq!(
+            heard,
+            "3 messages before this one are lost: nobody read them in time\nlast\n"
+        );
+        assert_eq!(LOST.load(Ordering::Relaxed), 0);
+    }
 
     /// The system log may be another process than when this one began.
     #[test]

@@ -440,7 +440,7 @@ fn start_logging(args: &Mount) -> Result<(), Failure> {
     logging::start(match &args.log {
         Some(path) => logging::Target::File(path),
         None if args.daemon => logging::Target::System,
-        None => logging::Target::Terminal,
+        None => logging::Target::Foreground,
     })
 }
 

@@ -85,6 +85,37 @@ fn a_mount_in_the_foreground_serves_though_nobody_reads_what_it_says() {
     assert!(serving.wait().unwrap().success());
 }
 
+/// A service writes what it logs to a pipe or socket of somebody else's: once that was full, each request waited for room.
+#[test]
+fn a_mount_in_the_foreground_serves_though_its_messages_find_no_room() {
+    if !can_mount() {
+        return;
+    }
+    let mounted = Mounted::place();
+    let (unread, full) = std::io::pipe().unwrap();
+    // Ended where it hangs: whoever looks at the mount would wait for ever.
+    let mut serving = Command::new("timeout");
+    serving.args(["--foreground", "-s", "KILL", "30"]);
+    serving.args([env!("CARGO_BIN_EXE_sheaf"), "mount", "--foreground"]);
+    serving.args(mounted.paths());
+    // Something of each request.
+    serving.env("SHEAF_LOG", "trace");
+    serving.stdout(closed()).stderr(full);
+    let mut serving = serving.spawn().unwrap();
+    let script = "for i in $(seq 300); do
+            grep -q \" $0 \" /proc/self/mountinfo && break
+            sleep 0.1
+        done
+        cd \"$0\" && for i in $(seq 2000); do echo $i > file$i || exit; done; cat file2000";
+    let mut program = Command::new("sh");
+    let ran = program.args(["-c", script]).arg(&mounted.at).output();
+    let ran = ran.unwrap();
+    assert_eq!(ran.stdout, b"2000\n", "{ran:?}");
+    drop(mounted);
+    assert!(serving.wait().unwrap().success());
+    drop(unread);
+}
+
 /// A lock that the caller had taken was held as long as the mount. What is named on the command line is meant for the daemon.
 #[test]
 fn a_daemon_keeps_nothing_open_that_its_caller_had() {
