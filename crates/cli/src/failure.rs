@@ -31,6 +31,7 @@ pub struct Failure {
     /// One line, whatever names are in it, but of what has lines of its own ([`followed_by`](Self::followed_by)).
     message: Option<String>,
     absent_device: bool,
+    device_in_use: bool,
 }
 
 impl Failure {
@@ -54,6 +55,7 @@ impl Failure {
             code,
             message: Some(one_line(message)),
             absent_device: false,
+            device_in_use: false,
         }
     }
 
@@ -63,6 +65,7 @@ impl Failure {
             code,
             message: None,
             absent_device: false,
+            device_in_use: false,
         }
     }
 
@@ -98,6 +101,11 @@ impl Failure {
     /// A device, or the file system that is named, is not there.
     pub fn is_of_absent_device(&self) -> bool {
         self.absent_device
+    }
+
+    /// Somebody else has a device.
+    pub fn is_of_device_in_use(&self) -> bool {
+        self.device_in_use
     }
 
     /// With another exit code.
@@ -175,6 +183,7 @@ impl From<device::Error> for Failure {
             | device::Error::ControlInName { .. } => Failure::usage(error.to_string()),
             error => Failure {
                 absent_device: is_of_absent_device(&error),
+                device_in_use: matches!(error, device::Error::InUse { .. }),
                 ..Failure::new(error.to_string())
             },
         }

@@ -21,7 +21,7 @@ use crate::args::Mount;
 use crate::daemon::PidFile;
 use crate::devices::{self, Access};
 use crate::failure::{Failure, Outcome};
-use crate::{arrival, daemon, helper, logging, output, size};
+use crate::{arrival, daemon, helper, logging, output, size, umount};
 
 pub fn run(args: &Mount) -> Outcome {
     if args.daemon {
@@ -353,6 +353,7 @@ fn serve(args: &Mount) -> Outcome {
     let (given, mountpoint) = places(args)?;
     // Before the devices are opened: the kernel may hold the first for a mount that is dead.
     // Before anything is written, too: where nothing can be mounted a copy that was made of a device is still no old one.
+    let users_of_dead = umount::users_of_dead(mountpoint);
     mount::check_mountpoint(mountpoint)?;
     let paths = absolute(&devices::find(given)?)?;
     mount::become_io_flusher();
@@ -364,7 +365,14 @@ fn serve(args: &Mount) -> Outcome {
         instead: Some("to read only, mount it with `-o ro`"),
         ..settings.access
     };
-    let array = devices::open(&paths, access)?;
+    let array = devices::open(&paths, access).map_err(|failure| match users_of_dead {
+        Some(users) if failure.is_of_device_in_use() => failure.after(format!(
+            "the daemon of what was mounted at {} has died, and the kernel keeps the device for those who still have files of it open, {users}: end that \
+             and try again",
+            output::shown(mountpoint)
+        )),
+        _ => failure,
+    })?;
     if array.reaping() != access.reap {
         tracing::warn!(
             "reap={} does not apply, threads sleep until a transfer ends: it needs io_uring, and with topology=per-device more than one CPU",

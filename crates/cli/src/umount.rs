@@ -72,24 +72,33 @@ fn who_uses(mountpoint: &Path) -> String {
     let Ok(inside) = mount::mount_table::resolve(mountpoint) else {
         return "something in it is in use".to_owned();
     };
-    let mut users = mounts_below(&inside);
-    users.extend(processes().filter_map(|(pid, dir)| user(pid, &dir, &inside)));
-    match users.len() {
-        0 => "no process that can be seen has anything open there; the kernel may be about to \
+    match in_use_by(&inside) {
+        None => "no process that can be seen has anything open there; the kernel may be about to \
               finish the I/O of one that ended: try again"
             .to_owned(),
-        count => {
-            let more = match count.saturating_sub(NAMED_MAX) {
-                0 => String::new(),
-                more => format!(" and {more} more"),
-            };
-            users.truncate(NAMED_MAX);
-            format!(
-                "in use by {}{more}; end that and try again",
-                users.join(", ")
-            )
-        }
+        Some(users) => format!("in use by {users}; end that and try again"),
     }
+}
+
+/// Who still uses what a dead daemon has left mounted, and with it the kernel's claim on its device. Once that is out of the tree nobody can be told from
+/// who uses another one.
+pub fn users_of_dead(mountpoint: &Path) -> Option<String> {
+    if !mount::is_stale_mount(mountpoint).is_ok_and(|is_stale| is_stale) {
+        return None;
+    }
+    in_use_by(&mount::mount_table::resolve(mountpoint).ok()?)
+}
+
+/// Some of those who have something of the mount there, and how many more.
+fn in_use_by(inside: &Path) -> Option<String> {
+    let mut users = mounts_below(inside);
+    users.extend(processes().filter_map(|(pid, dir)| user(pid, &dir, inside)));
+    let more = match users.len().saturating_sub(NAMED_MAX) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    users.truncate(NAMED_MAX);
+    (!users.is_empty()).then(|| format!("{}{more}", users.join(", ")))
 }
 
 /// The process by name, if one of its links leads into the mount. Links are read, never

@@ -130,6 +130,14 @@ not mounted mnt
 # A daemon that dies lets go of both.
 "$SHEAF" mount $a $b mnt --pid-file pid
 kill -9 "$(cat pid)"
+"$SHEAF" mount $a $b mnt --pid-file pid
+verify mnt
+# But the kernel keeps the first for who has a file of the mount open: who that is can be told.
+(cd mnt && exec sleep 60) & holder=$!
+until test "$(readlink "/proc/$holder/cwd")" = "$DIR/mnt"; do sleep 0.1; done
+kill -9 "$(cat pid)"
+refused "files of it open, sleep (process $holder): end that" "$SHEAF" mount $a $b mnt
+kill $holder; wait $holder || true
 "$SHEAF" mount $a $b mnt
 verify mnt
 umount mnt
