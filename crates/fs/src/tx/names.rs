@@ -54,12 +54,13 @@ impl<'fs> Transaction<'fs> {
         self.look(dir)?;
         let mut all = BTreeMap::new();
         if self.inodes[&dir].fresh.is_none() {
-            self.fs.readdir(dir, 0, &mut |entry| {
+            let listed = self.fs.readdir(dir, 0, &mut |entry| {
                 if !is_dot(entry.name) {
                     all.insert(entry.name.to_vec(), (entry.ino, entry.kind));
                 }
                 true
-            })?;
+            });
+            listed.map_err(gone)?;
         }
         for (name, entry) in self.names.get(&dir).into_iter().flatten() {
             match entry.now {
