@@ -110,12 +110,19 @@ impl Array {
         }
         let others = (0..ages.len()).filter(|device| !but.contains(device));
         let others: Vec<usize> = others.collect();
+        // Of these the second copy spoke, which is the newer one where labels were being written; the first may be read again one day.
+        let first_is_lost = |device: &usize| {
+            let mut repairs = self.repairs.iter();
+            repairs.any(|repair| (repair.device, repair.copy) == (*device, 0))
+        };
+        let mut unsure: BTreeSet<usize> = others.iter().copied().filter(first_is_lost).collect();
         let newest = others.iter().map(|device| ages[*device]).max().unwrap_or(0);
         // Invariant 3.
         for mount in [newest.min(mount), mount] {
             for device in &others {
-                if self.age(*device) < mount {
+                if self.age(*device) < mount || unsure.contains(device) {
                     self.write_label(*device, mount)?;
+                    unsure.remove(device);
                     if let Some(ages) = &mut *self.ages.lock() {
                         ages[*device] = mount;
                     }

@@ -383,6 +383,40 @@ fn no_label_is_written_that_nobody_would_read() {
     assemble(sims.members()).unwrap();
 }
 
+/// A mount was cut off between the two copies of the first label, and the next one could not read the first of them: it took that label for written, wrote the
+/// others, and nobody opened the array any more, for the first copy could be read again.
+#[test]
+fn a_label_of_which_only_the_newer_copy_was_readable_is_written_again() {
+    for device in 0..3 {
+        let ages = [0, 1, 2].map(|other| if other < device { 8 } else { 7 });
+        let sims = of_mounts(&ages);
+        let newer = &sims.devices[device];
+        let mut block = vec![0; 4096];
+        newer.peek(0, &mut block);
+        let mut label = Label::read_from_bytes(&block).unwrap();
+        label.mount_id = U64::new(8);
+        label.seal();
+        newer.poke(newer.bytes() - 4096, label.as_bytes());
+        newer.fail_reads(device::sim::Times::Always, Some(0..4096));
+        let array = assemble(sims.members()).unwrap();
+        array.note_mount(8).unwrap();
+        newer.heal();
+        for sim in &sims.devices {
+            for offset in [0, sim.bytes() - 4096] {
+                sim.peek(offset, &mut block);
+                let label = Label::parse(&block).unwrap();
+                assert_eq!(
+                    label.mount_id.get(),
+                    8,
+                    "{device}: {} at {offset}",
+                    sim.name()
+                );
+            }
+        }
+        assert_eq!(assemble(sims.members()).unwrap().outdated(8), []);
+    }
+}
+
 /// Labels of these mounts, by device.
 fn of_mounts(ages: &[u64]) -> Sims {
     let sims = labelled(&UNEQUAL, 1);
