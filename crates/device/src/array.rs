@@ -536,7 +536,7 @@ impl Array {
             }
             let outcome = error.map_or(Ok(()), |e| Err(Arc::new(e)));
             let lead = leads.remove(&index).expect("a flush of each that leads");
-            // Who waits for this device alone does not wait for others.
+            // It comes to the last device of the batch first, and to each other one once those behind it have ended: who waits for the last alone waits for no other.
             match self.nothing_in_doubt() {
                 true => lead.finish(outcome),
                 false => {
