@@ -42,6 +42,11 @@ pub fn run(args: &Label) -> Outcome {
     };
     let devices = devices::claim(&paths, Access::default())?;
     let array = Array::assemble(devices, false)?;
+    // Their old state would be called as the array is then, and the latest one as nothing that is there.
+    let outdated = engine::outdated(&array);
+    if !outdated.is_empty() {
+        return Err(Failure::new(engine::outdated_text(&array, &outdated)));
+    }
     let old = array.identity();
     let former = Former {
         uuid: device::uuid_text(&array.uuid()),

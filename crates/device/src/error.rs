@@ -177,10 +177,14 @@ pub enum Error {
         align: u32,
     },
     #[error(
-        "the labels of {device} and {other} disagree about the array's geometry; \
-         one of them is an old copy: leave it out"
+        "the labels of {device} and {other} disagree about {what}; one of them is an old copy, or was put back to one: \
+         give the latest state of each device"
     )]
-    LabelsDisagree { device: String, other: String },
+    LabelsDisagree {
+        device: String,
+        other: String,
+        what: &'static str,
+    },
     /// As after a label or record that somebody has forged: no array lives to see it.
     #[error(
         "the next mount would be number {mount}, and no mount can follow number {}: copy the files out (mount -o ro), and to a new array",

@@ -19,6 +19,7 @@
 use crate::array::Array;
 use crate::error::Error;
 use crate::labels::Found;
+use format::geometry::Geometry;
 use format::label::{Identity, Label};
 use format::{U16, U64};
 use zerocopy::IntoBytes;
@@ -52,6 +53,17 @@ pub(crate) fn same_label(a: &Label, b: &Label) -> bool {
 pub(crate) fn is_kin(a: &Label, b: &Label) -> bool {
     let became = |old: &Label, new: &Label| new.former() == Some(old.identity());
     same_array(a, b) && (a.identity() == b.identity() || became(a, b) || became(b, a))
+}
+
+/// What two labels differ in that are not kin, in words.
+pub(crate) fn disagreement(a: &Label, b: &Label) -> &'static str {
+    if same_array(a, b) {
+        return "what the array is called";
+    }
+    match (Geometry::from_label(a), Geometry::from_label(b)) {
+        (Ok(a), Ok(b)) if a == b => "when the array was made, or its features",
+        _ => "the array's geometry",
+    }
 }
 
 /// What a label is of, beside these: the new identity, if it is of the former one.

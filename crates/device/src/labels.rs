@@ -114,6 +114,7 @@ impl Array {
                 return Err(Error::LabelsDisagree {
                     device: device.name().to_owned(),
                     other: by_index[0].0.name().to_owned(),
+                    what: identity::disagreement(&found.label, &label),
                 });
             }
         }

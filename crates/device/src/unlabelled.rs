@@ -159,6 +159,7 @@ impl Incomplete {
                 return Err(Error::LabelsDisagree {
                     device: device.name().to_owned(),
                     other: first,
+                    what: identity::disagreement(&found.label, &label),
                 });
             }
             labelled[index] = Some((device, found));

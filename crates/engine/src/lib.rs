@@ -68,7 +68,7 @@ pub use new_data::NewData;
 pub use node::{Node, NodeRead};
 pub use op::{Epoch, Mode, Need, Op, Slot, Slots};
 pub use proof::{Proof, proves};
-pub use recovery::{RecoveryReport, outdated};
+pub use recovery::{RecoveryReport, outdated, outdated_text};
 pub use replay::RecoveryPhases;
 pub use salvage::{Loss, Salvage, SalvageError};
 pub use scrub::ScrubStep;

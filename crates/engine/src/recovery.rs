@@ -252,7 +252,8 @@ pub(crate) fn older(array: &Array, record: &CheckpointRecord) -> Result<Vec<Outd
     }
 }
 
-pub(crate) fn outdated_text(array: &Array, all: &[Outdated]) -> String {
+/// What such devices are, and the remedy, in words.
+pub fn outdated_text(array: &Array, all: &[Outdated]) -> String {
     let names = array.device_names();
     let told = |old: &Outdated| {
         let (name, mount) = (&names[old.device], old.mount);

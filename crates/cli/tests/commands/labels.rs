@@ -408,6 +408,37 @@ fn an_old_copy_gets_no_label() {
     array.check();
 }
 
+/// The others were called otherwise, and it as well: its latest state was refused by everything then.
+#[test]
+fn nothing_is_called_otherwise_beside_an_old_copy() {
+    let array = Array::with(0);
+    let old = array.bytes();
+    array.add("later", 5000);
+    let sound = array.bytes();
+    let label = |options: &[&str]| sheaf(&[&["label"], options].concat(), &array.images);
+    for index in 0..3 {
+        fs::write(&array.images[index], &old[index]).unwrap();
+        let before = array.bytes();
+        for change in [["-L", "new"], ["-U", "random"]] {
+            let name = array.images[index].to_str().unwrap();
+            label(&change)
+                .exits(OPERATIONAL)
+                .says(&format!("{name} holds its state of mount"))
+                .says("ttach the latest state of each device");
+        }
+        assert!(array.bytes() == before, "it wrote");
+        label(&[]).exits(0);
+        fs::write(&array.images[index], &sound[index]).unwrap();
+    }
+    label(&["-L", "new"]).exits(0);
+    // Put back to a copy from before that.
+    fs::write(&array.images[2], &sound[2]).unwrap();
+    label(&[])
+        .exits(OPERATIONAL)
+        .says("disagree about what the array is called")
+        .says_not("geometry");
+}
+
 /// The same, of a copy from after the last checkpoint, and of an array that ended without one.
 #[test]
 fn an_old_copy_of_an_array_in_use_gets_no_label_but_where_the_journal_ends() {

@@ -205,6 +205,29 @@ fn an_old_copy_of_a_device_is_noticed() {
     edit(&sims.devices[2], |label| label.created = (-1).into());
     let error = assemble(sims.members()).unwrap_err();
     assert!(matches!(&error, Error::LabelsDisagree { device, .. } if device == "sim3"));
+    // It was the geometry, whatever it was.
+    let said = |label: fn(&mut Label)| {
+        let sims = labelled(&UNEQUAL, 1);
+        edit(&sims.devices[2], label);
+        assemble(sims.members()).unwrap_err().to_string()
+    };
+    for (error, what) in [
+        (
+            said(|label| label.created = (-1).into()),
+            "about when the array was made, or",
+        ),
+        (
+            said(|label| label.name[0] = b'x'),
+            "about what the array is called;",
+        ),
+        (
+            said(|label| label.chunk_count = U32::new(label.chunk_count.get() - 1)),
+            "about the array's geometry;",
+        ),
+    ] {
+        assert!(error.contains(what), "{error}");
+        assert!(error.ends_with("give the latest state of each device"));
+    }
 }
 
 #[test]
