@@ -268,6 +268,15 @@ fn descriptor_limits() -> io::Result<libc::rlimit> {
     Ok(limits)
 }
 
+/// Has a write beyond the limit on the size of files (`ulimit -f`) fail by `EFBIG`, where by default it ends the process. It is so in programs that this one starts, too.
+pub fn survive_file_size_limit() -> io::Result<()> {
+    // SAFETY: no memory is passed, and no code of ours is to run at a signal.
+    match unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) } {
+        libc::SIG_ERR => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
 /// Bytes of memory that the machine has; as many as there are numbers where the system does not say.
 pub fn memory_bytes() -> u64 {
     // SAFETY: an all-zero structure is a valid value of it.

@@ -45,6 +45,12 @@ use failure::{Failed, Failure, Outcome, USAGE};
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
+    // Else an image file that may not grow ends it, without a word and with what was begun left there.
+    if let Err(error) = base::sys::survive_file_size_limit() {
+        output::tell(format!(
+            "sheaf: a limit on the size of files would end it: {error}"
+        ));
+    }
     let name = helper::called_as(&arguments);
     let code = called(arguments);
     ExitCode::from(helper::exit_code(&name, code))

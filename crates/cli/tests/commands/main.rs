@@ -6,6 +6,7 @@ mod damaged;
 mod helpers;
 mod interrupted;
 mod labels;
+mod limits;
 mod measured;
 mod named;
 mod outdated;

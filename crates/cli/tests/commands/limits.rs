@@ -1,0 +1,38 @@
+//! What limits of the process (ulimit) keep commands from doing, in words.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::{Array, OPERATIONAL, Ran};
+
+/// The program below a limit.
+fn limited(ulimit: &str, command: &[&str], paths: &[PathBuf]) -> Ran {
+    let script = format!("ulimit {ulimit}; exec \"$0\" \"$@\"");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &script, env!("CARGO_BIN_EXE_sheaf")]);
+    Ran(shell.args(command).args(paths).output().unwrap())
+}
+
+/// A signal ended it, without a word, and an empty image was left.
+#[test]
+fn an_image_that_may_not_be_as_large_is_not_made() {
+    let array = Array::unmade(2);
+    limited("-f 10240", &["mkfs", "--size", "64M"], &array.images)
+        .exits(OPERATIONAL)
+        .says("device0.img")
+        .says("File too large");
+    assert_eq!(fs::read_dir(array.dir.path()).unwrap().count(), 0);
+}
+
+/// The daemon was gone at the first write behind the limit.
+#[test]
+fn a_device_that_may_not_be_written_is_an_error_of_that() {
+    let array = Array::made(2);
+    let file = array.path("file");
+    fs::write(&file, vec![7; 30 << 20]).unwrap();
+    let (device, from) = (array.images[0].to_str().unwrap(), file.to_str().unwrap());
+    limited("-f 10240", &["cp", "-d", device, from, ":/"], &[])
+        .exits(OPERATIONAL)
+        .says("File too large");
+}
