@@ -8,7 +8,8 @@
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use crate::racy;
-use std::alloc::{Layout, handle_alloc_error};
+#[cfg(miri)]
+use std::alloc::Layout;
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -89,14 +90,7 @@ pub fn large_pages_are_usual() -> bool {
 }
 
 impl Mapping {
-    /// At least `len` bytes, which are more than none. Ends the process if the address space has no room for them, as allocations do.
-    pub fn new(len: usize) -> Mapping {
-        assert!(len > 0, "a mapping has bytes");
-        let layout = Layout::from_size_align(len, LARGE).expect("bounded by the address space");
-        Self::map(len).unwrap_or_else(|| handle_alloc_error(layout))
-    }
-
-    /// The same; `None`: there is no memory for it.
+    /// At least `len` bytes, which are more than none. `None`: the address space that the process may have has no room for them.
     pub fn try_new(len: usize) -> Option<Mapping> {
         assert!(len > 0, "a mapping has bytes");
         Self::map(len)
@@ -294,7 +288,7 @@ mod tests {
     #[test]
     fn bytes_stay_what_they_are_when_pages_become_large() {
         for len in [1, 4096, LARGE - 1, LARGE, 3 * LARGE + 5] {
-            let mapping = Mapping::new(len);
+            let mapping = Mapping::try_new(len).unwrap();
             let start = mapping.start().as_ptr();
             assert!(start.addr().is_multiple_of(LARGE));
             assert_eq!(mapping.chunks(), len.next_multiple_of(4096) / LARGE);
@@ -318,7 +312,7 @@ mod tests {
     #[test]
     #[cfg(not(miri))]
     fn pages_come_from_the_nodes_that_were_told() {
-        let mapping = Mapping::new(8 * 4096);
+        let mapping = Mapping::try_new(8 * 4096).unwrap();
         mapping.interleave();
         match mapping.interleave_over(&[crate::sys::memory_nodes()[0]]) {
             // A kernel without nodes of memory.
@@ -334,7 +328,7 @@ mod tests {
 
     #[test]
     fn memory_that_comes_early_changes_no_byte_and_what_is_given_back_is_zeroed() {
-        let mut mapping = Mapping::new(16 * 4096);
+        let mut mapping = Mapping::try_new(16 * 4096).unwrap();
         let start = mapping.start().as_ptr();
         // SAFETY: it lies in the mapping, of which nobody else knows.
         unsafe { start.add(5000).write(7) };

@@ -55,6 +55,12 @@ pub enum Error {
     Conflict(String),
     #[error("a transaction larger than the journal takes in one step")]
     TransactionTooLarge,
+    /// The process may have too little memory.
+    #[error(
+        "no room for a page cache of {} MiB in the address space that the process may have (ulimit -v): choose a smaller cache_size",
+        bytes >> 20
+    )]
+    NoRoom { bytes: usize },
     /// Given up on the caller's demand.
     #[error("cancelled")]
     Cancelled,
@@ -119,6 +125,7 @@ impl Error {
             Error::Busy => libc::EBUSY,
             Error::Conflict(_) => libc::EAGAIN,
             Error::TransactionTooLarge => libc::E2BIG,
+            Error::NoRoom { .. } => libc::ENOMEM,
             Error::Cancelled => libc::ECANCELED,
             Error::WriteFailed { .. } | Error::TransactionNotWritten => libc::EIO,
             Error::Damaged { .. } | Error::Damage(_) => libc::EIO,

@@ -8,7 +8,7 @@ use crate::aio::{Driver, Workers};
 use crate::api::{AtimePolicy, Ino, ROOT, StatFs};
 use crate::content::{Body, FsNode, Inode};
 use crate::cookies::Cookies;
-use crate::data::{DataOptions, Files, LastReference, Owners};
+use crate::data::{self, DataOptions, Files, LastReference, Owners};
 use crate::dir::NameHash;
 use crate::listing::Ahead;
 use crate::orphan::OrphanSet;
@@ -185,17 +185,19 @@ impl FileSystem {
     ///
     /// # Errors
     /// [`device::Error::InUse`] while the array is open for writing, or is being made or repaired: it may be opened read-only then,
-    /// which shows what the devices have. Damage, what a device fails to do, and [`device::Error::Threads`] and the like.
+    /// which shows what the devices have. [`Error::NoRoom`], before anything is written. Damage, what a device fails to do, and [`device::Error::Threads`] and the like.
     pub fn open(array: Arc<Array>, options: FsOptions) -> Result<Arc<FileSystem>, Error> {
         let key = array.label().hash_key;
         let writer = match options.store.read_only {
             true => None,
             false => Some(array.writer().map_err(engine::Error::from)?),
         };
+        let pages = data::page_cache(&options.data)?;
         let (store, recovery) = Store::<FsNode>::open(array, options.store.clone())?;
         writer.into_iter().for_each(|writer| store.keep(writer));
         let times = Arc::new(Times::new(store.clock().clone()));
-        let files = Files::new(Arc::clone(&store), Arc::clone(&times), options.data.clone());
+        let (of_files, data) = (Arc::clone(&store), options.data.clone());
+        let files = Files::new(of_files, Arc::clone(&times), pages, data);
         let hash = match options.hash_mask {
             Some(mask) => NameHash::weakened(&key, mask),
             None => NameHash::new(&key),

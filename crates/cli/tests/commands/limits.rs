@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
+use crate::untold::can_mount;
 use crate::{Array, OPERATIONAL, Ran};
 
 /// The program below a limit.
@@ -35,4 +36,21 @@ fn a_device_that_may_not_be_written_is_an_error_of_that() {
     limited("-f 10240", &["cp", "-d", device, from, ":/"], &[])
         .exits(OPERATIONAL)
         .says("File too large");
+}
+
+/// It panicked, and told where in its source.
+#[test]
+fn a_cache_that_has_no_room_is_refused_before_anything_is_written() {
+    if !can_mount() {
+        return;
+    }
+    let array = Array::made(1);
+    let at = array.path("mnt");
+    fs::create_dir(&at).unwrap();
+    let before = fs::read(&array.images[0]).unwrap();
+    let paths = [array.images[0].clone(), at];
+    let ran = limited("-v 400000", &["mount", "-o", "cache_size=1G"], &paths);
+    let ran = ran.exits(OPERATIONAL).says("a smaller cache_size");
+    assert_eq!(ran.to_string().lines().count(), 1, "{ran}");
+    assert!(fs::read(&array.images[0]).unwrap() == before, "it wrote");
 }

@@ -21,13 +21,14 @@ pub(super) struct Frames {
 }
 
 impl Frames {
-    pub fn new(count: usize) -> Self {
+    /// `None`: there is no room for them.
+    pub fn try_new(count: usize) -> Option<Self> {
         assert!(count > 0, "a cache has frames");
         assert!(count < u32::MAX as usize, "frames have numbers");
-        let mapping = Mapping::new(count * BLOCK_SIZE);
+        let mapping = Mapping::try_new(count * BLOCK_SIZE)?;
         // Else all of it were on the node of the thread that touches it ahead of its use.
         mapping.interleave();
-        Frames { mapping, count }
+        Some(Frames { mapping, count })
     }
 
     pub fn mapping(&self) -> &Mapping {

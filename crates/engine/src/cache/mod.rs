@@ -245,7 +245,15 @@ pub struct PageCache {
 
 impl PageCache {
     /// A cache of at most `bytes` of pages (at least one set), spare ones for who reads with guards included, unless it is small.
+    ///
+    /// # Panics
+    /// If there is no room for it.
     pub fn new(bytes: usize) -> Self {
+        Self::try_new(bytes).expect("the process has address space for a cache")
+    }
+
+    /// The same; `None`: the address space that the process may have has no room for it.
+    pub fn try_new(bytes: usize) -> Option<Self> {
         let frames = bytes / BLOCK_SIZE;
         let spares = guards::spares_of(frames);
         let within = if guards::are_within(frames) {
@@ -262,10 +270,10 @@ impl PageCache {
         // Threads are more than CPUs.
         let parts = (8 * cpu_count()).next_power_of_two().min(PARTS_MAX);
         let count = || Sum::new(parts, (sets * WAYS / SLACK) as i64);
-        PageCache {
-            sets: Sets::new(sets),
+        Some(PageCache {
+            sets: Sets::try_new(sets)?,
             spread: Spread::over(sets),
-            frames: Frames::new(sets * WAYS + spares),
+            frames: Frames::try_new(sets * WAYS + spares)?,
             spares: Spares::new(sets * WAYS, spares),
             counters: Counters::new(),
             index: (0..DIRTY_SHARDS).map(shard).collect(),
@@ -276,7 +284,7 @@ impl PageCache {
             dirty: count(),
             promised: count(),
             given: Padded::default(),
-        }
+        })
     }
 
     /// Overwrites leave some ways of each set to others ([`crowd`], 3): for who has crowded sets cleaned.

@@ -13,10 +13,10 @@ pub(super) struct Sets {
 }
 
 impl Sets {
-    pub fn new(count: usize) -> Sets {
+    /// `None`: there is no room for them.
+    pub fn try_new(count: usize) -> Option<Sets> {
         assert!(count > 0, "a cache has sets");
-        let bytes = count.checked_mul(size_of::<Set>());
-        let mapping = Mapping::new(bytes.expect("bounded by the address space"));
+        let mapping = Mapping::try_new(count.checked_mul(size_of::<Set>())?)?;
         mapping.interleave();
         // What was made before one that cannot be made is leaked: that is a bug, and sets own nothing.
         let sets = Sets { mapping, count };
@@ -25,7 +25,7 @@ impl Sets {
             // SAFETY: it lies in the mapping, which is aligned to more than a set; nobody refers to it yet.
             unsafe { first.add(number).write(Set::new(number)) };
         }
-        sets
+        Some(sets)
     }
 
     fn first(&self) -> NonNull<Set> {

@@ -190,20 +190,35 @@ impl std::fmt::Debug for Files {
     }
 }
 
+/// The kernel maps no more at once than the machine has.
+fn cache_bytes(options: &DataOptions) -> usize {
+    options.cache_bytes.min(memory_bytes() as usize / 8 * 7)
+}
+
+/// The pages of an open file system, apart from it: whether there is room for them is known before anything is written.
+///
+/// # Errors
+/// [`Error::NoRoom`].
+pub fn page_cache(options: &DataOptions) -> Result<PageCache, Error> {
+    let bytes = cache_bytes(options);
+    let pages = PageCache::try_new(bytes).ok_or(Error::NoRoom { bytes })?;
+    Ok(match options.pre_clean {
+        true => pages.keeping_ways(),
+        false => pages,
+    })
+}
+
 impl Files {
+    /// `pages`: of [`page_cache`].
     pub fn new(
         store: Arc<Store<FsNode>>,
         times: Arc<Times>,
+        pages: PageCache,
         mut options: DataOptions,
     ) -> Arc<Files> {
-        // The kernel maps no more at once than the machine has.
-        options.cache_bytes = options.cache_bytes.min(memory_bytes() as usize / 8 * 7);
+        options.cache_bytes = cache_bytes(&options);
         options.read_ahead = options.read_ahead.min(SIZE_MAX);
-        let pages = PageCache::new(options.cache_bytes);
-        let pages = Arc::new(match options.pre_clean {
-            true => pages.keeping_ways(),
-            false => pages,
-        });
+        let pages = Arc::new(pages);
         let cleaning = Cleaning::new(&pages, store.array().devices().count());
         store.share_pages(Arc::clone(&pages));
         Arc::new(Files {

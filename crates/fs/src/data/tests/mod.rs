@@ -111,7 +111,8 @@ impl World {
         let array = Array::assemble(devices, false).unwrap();
         let (store, _) = Store::open(Arc::new(array), self.store_options()).unwrap();
         let times = Arc::new(Times::new(self.clock.clone()));
-        let files = Files::new(Arc::clone(&store), times, self.options.clone());
+        let pages = super::page_cache(&self.options).unwrap();
+        let files = Files::new(Arc::clone(&store), times, pages, self.options.clone());
         let owners = Owners::new(&files);
         Mounted {
             store,
