@@ -12,6 +12,7 @@ pub mod allocations;
 mod arc;
 pub mod atomic;
 pub mod canary;
+pub mod cgroup;
 pub mod clock;
 pub mod counter;
 pub mod map;

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::cgroup;
 use base::sys::memory_bytes;
 use device::{Array, Backend, ReapRing, Reaping, Topology};
 use fs::{FileSystem, FsOptions};
@@ -166,7 +167,7 @@ impl Caches {
         Ok(())
     }
 
-    /// What was asked for; by default a quarter of the machine's memory at most.
+    /// What was asked for; by default a quarter at most of the memory that this process may have.
     fn bytes(&self) -> usize {
         self.total.unwrap_or_else(default_memory) as usize
     }
@@ -185,7 +186,7 @@ pub fn check_memory(bytes: u64) -> Result<(), Failure> {
 
 /// Bytes of memory that Sheaf takes where nothing else is said.
 pub fn default_memory() -> u64 {
-    (memory_bytes() / 4).clamp(Caches::LEAST, Caches::DEFAULT_MOST)
+    (cgroup::memory_bytes() / 4).clamp(Caches::LEAST, Caches::DEFAULT_MOST)
 }
 
 fn take_metrics(metrics: &mut Option<Endpoint>, value: Option<&str>) -> Result<bool, Failure> {
