@@ -266,6 +266,16 @@ impl Array {
     /// Writes both copies of a checkpoint slot, durable on success. Not atomic: the record's
     /// checksum tells a torn one.
     pub fn write_slot(&self, slot: usize, block: &[u8]) -> Result<(), Error> {
+        self.write_slot_copies(slot, &[0, 1], block)
+    }
+
+    /// The same of these copies alone: a good one is best left, as a power cut may tear what is written, be it what was there.
+    pub fn write_slot_copies(
+        &self,
+        slot: usize,
+        copies: &[usize],
+        block: &[u8],
+    ) -> Result<(), Error> {
         if block.len() != BLOCK_SIZE {
             return Err(Error::Misaligned {
                 byte: 0,
@@ -273,9 +283,9 @@ impl Array {
                 align: BLOCK_SIZE as u32,
             });
         }
-        let places = [self.slot_place(slot, 0)?, self.slot_place(slot, 1)?];
-        let block = AlignedBuf::from_slice(block);
-        self.write_copies(&places, &block)
+        let places = copies.iter().map(|copy| self.slot_place(slot, *copy));
+        let places: Vec<(usize, u64)> = places.collect::<Result<_, _>>()?;
+        self.write_copies(&places, &AlignedBuf::from_slice(block))
     }
 
     /// Device and byte offset of one copy of a slot.

@@ -16,11 +16,11 @@
 //! | found | a batch behind the end names one at or past it as durable | damaged (R9) |
 //! | found | a version gap, or a delta that does not apply | damaged; read-only: that node is |
 //!
-//! *Damaged* is decided before the first write, but for a damaged node after that of invariant 2, which changes nothing. Two copies of each slot exist; one suffices.
+//! *Damaged* is decided before the first write, but for a damaged node after those of invariants 2 and 6, which change nothing. Two copies of each slot exist; one suffices.
 //!
 //! Invariants:
 //! 1. Devices are flushed before the journal is read, so what is replayed stays (R8).
-//! 2. Before anything else is written, a batch without records behind the run says that this was durable, if its end rests on
+//! 2. Before anything else is written, but for what invariant 6 says, a batch without records behind the run says that this was durable, if its end rests on
 //!    data: what recovery or a user writes may be where a file's data was that the run deletes, and the next
 //!    recovery, if this one is cut off, must find the same end.
 //! 3. What is replayed (in [`crate::replay`]) is in memory only until the run is done.
@@ -30,6 +30,8 @@
 //!    first one, cut off and made again, has its number twice; it is of the same state each time.)
 //! 5. After replay a checkpoint empties the journal before the first user operation (R8), under
 //!    a new mount id, so that no batch of the last mount can follow a batch of this one. All labels have the id before.
+//! 6. Before anything else is written both copies of its slot hold the newest record, of which one may never have come or be damaged: what the record before it says
+//!    is written over from then on, so that this is no longer one to fall back to.
 
 use crate::batches::{Run, read_run};
 use crate::checkpoint::{CheckpointState, read_space};
@@ -68,6 +70,8 @@ pub struct RecoveryReport {
     pub damaged_copies: Vec<(usize, usize, String)>,
     /// A device does not return one of them.
     pub(crate) hidden_copies: bool,
+    /// The newest record's slot, and copies of it that do not hold that.
+    pub(crate) lacking: (usize, Vec<usize>),
 }
 
 pub(crate) fn damaged(structure: &'static str, what: impl Into<String>) -> Error {
@@ -144,6 +148,13 @@ impl<C: Content> Store<C> {
         };
         let (mut run, damaged) = store.replay(&record, &mut report)?;
         report.batches = run.end.sequence - run.start.sequence;
+        if !read_only {
+            let (slot, copies) = &report.lacking;
+            // Invariant 6.
+            if !copies.is_empty() {
+                array.write_slot_copies(*slot, copies, record.as_bytes())?;
+            }
+        }
         if run.unconfirmed && !read_only {
             Confirmation::of(&array, &record, &mut run)?.write(&array)?;
         }
@@ -347,7 +358,7 @@ pub(crate) fn newest_record(
     array: &Array,
     report: &mut RecoveryReport,
 ) -> Result<CheckpointRecord, Error> {
-    let mut newest: Option<CheckpointRecord> = None;
+    let mut records: Vec<(usize, usize, CheckpointRecord)> = Vec::new();
     let mut unreadable = None;
     for (slot, copy) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
         if copy == 1 && planted(Canary::SecondCopyIgnored) {
@@ -366,15 +377,22 @@ pub(crate) fn newest_record(
             }
         };
         match parsed {
-            Ok(record) if newest.is_none_or(|n| n.sequence.get() < record.sequence.get()) => {
-                newest = Some(record);
-            }
-            Ok(_) => {}
+            Ok(record) => records.push((slot, copy, record)),
             Err(why) => report.damaged_copies.push((slot, copy, why)),
         }
     }
-    newest.ok_or_else(|| match unreadable {
-        Some(error) => error.into(),
-        None => damaged("checkpoint", "no slot holds a valid record"),
-    })
+    // Of two with one number the first.
+    let newest = records.iter().rev().max_by_key(|(.., r)| r.sequence.get());
+    let Some(&(slot, _, newest)) = newest else {
+        return Err(match unreadable {
+            Some(error) => error.into(),
+            None => damaged("checkpoint", "no slot holds a valid record"),
+        });
+    };
+    let holds = |copy: &usize| {
+        let its = records.iter().find(|(s, c, _)| (s, c) == (&slot, copy));
+        its.is_some_and(|(.., record)| record.as_bytes() == newest.as_bytes())
+    };
+    report.lacking = (slot, (0..2).filter(|copy| !holds(copy)).collect());
+    Ok(newest)
 }

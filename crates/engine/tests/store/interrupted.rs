@@ -44,14 +44,16 @@ impl BlockDevice for Tap {
     }
 }
 
-/// A store on a device that calls back.
+/// A store on devices of which the first calls back.
 fn tapped(world: &World) -> (Arc<Mutex<Option<Hook>>>, Arc<TestStore>) {
     let hook = Arc::new(Mutex::new(rank::LEAF, None));
     let device = Tap {
         device: Arc::clone(&world.devices[0]),
         hook: Arc::clone(&hook),
     };
-    let array = Array::assemble(vec![Arc::new(device)], false).unwrap();
+    let mut devices: Vec<Arc<dyn BlockDevice>> = vec![Arc::new(device)];
+    devices.extend(world.devices.iter().skip(1).map(|d| Arc::clone(d) as _));
+    let array = Array::assemble(devices, false).unwrap();
     let (store, _) = Store::open(Arc::new(array), World::options()).unwrap();
     (hook, store)
 }
@@ -187,4 +189,61 @@ fn two_records_have_two_numbers_though_one_was_not_returned_in_between() {
         store.close().unwrap();
         world.check("after two records");
     }
+}
+
+/// The power goes when the first device has a record, and the second one not yet. The next mount took it from the first, wrote over what the record before it says,
+/// and was cut off before its own: with one block of the first device there was nothing left that a mount could start from.
+#[test]
+fn a_record_is_in_both_copies_before_what_the_one_before_it_says_is_written_over() {
+    let world = World::new(94, &[64, 64]);
+    let (hook, store) = tapped(&world);
+    let nids: Vec<Nid> = (0..800)
+        .map(|i| create(&store, vec![i; 20]).unwrap())
+        .collect();
+    store.checkpoint().unwrap();
+    for nid in &nids {
+        change(&store, *nid, Need::Reclaim, Change::Set(0, 77)).unwrap();
+    }
+    store.sync().unwrap();
+    let before = [0, 1].map(|slot| sequence(&world, slot, 1));
+    let slot = usize::from(before[0] > before[1]);
+    let copy = |slot: usize, copy: usize| world.array().read_slot(slot, copy).unwrap();
+    let place = |slot: usize, copy: usize| slot_places()[slot][copy];
+    let old = copy(slot, 1);
+    // What the next mount replays, and writes.
+    let (during, all) = (Arc::clone(&store), nids.clone());
+    *hook.lock() = Some(Box::new(move || {
+        let work = move || {
+            for nid in all.into_iter().take(150) {
+                change(&during, nid, Need::Reclaim, Change::Set(0, 99)).unwrap();
+            }
+            during.sync().unwrap();
+        };
+        spawn("during", work).unwrap().join().unwrap();
+    }));
+    store.checkpoint().unwrap();
+    assert!(hook.lock().is_none());
+    drop(store);
+    let [first, second] = &world.devices[..] else {
+        unreachable!()
+    };
+    second.poke(place(slot, 1), &old);
+
+    // Cut off before its record.
+    let olds = [0, 1].map(|c| copy(1 - slot, c));
+    world.open().map(drop).unwrap();
+    first.poke(place(1 - slot, 0), &olds[0]);
+    second.poke(place(1 - slot, 1), &olds[1]);
+
+    let block = place(slot, 0)..place(slot, 0) + format::BLOCK_SIZE as u64;
+    first.fail_reads(Times::Always, Some(block));
+    let store = world.open().unwrap();
+    for (i, nid) in nids.iter().enumerate() {
+        let first = if i < 150 { 99 } else { 77 };
+        let expected = [&[first], &[i as u64; 19][..]].concat();
+        assert_eq!(store.get(*nid).unwrap().read().unwrap().0, expected);
+    }
+    store.close().unwrap();
+    first.heal();
+    world.check("with the copy on the second device");
 }
