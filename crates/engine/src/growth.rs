@@ -96,14 +96,19 @@ impl<C: Content> Store<C> {
     /// # Errors
     /// [`Error::NoSpace`], after a look for room.
     pub fn accept(&self, waiting: u64) -> Result<(), Error> {
-        if self.has_room_for(Need::Change, waiting) {
+        if self.may_accept(waiting) {
             return Ok(());
         }
         self.find_room()?;
-        match self.has_room_for(Need::Change, waiting) {
+        match self.may_accept(waiting) {
             true => Ok(()),
             false => Err(Error::NoSpace),
         }
+    }
+
+    /// The same, without a look for room where there is none.
+    pub fn may_accept(&self, waiting: u64) -> bool {
+        self.has_room_for(Need::Change, waiting)
     }
 
     /// Whether an operation of this need, beside so many bytes that are yet to be logged, leaves checkpoints the room that they want: invariant 5.

@@ -675,7 +675,8 @@ impl FileSystem {
         let policy = self.files.options().atime;
         let now = self.times.now();
         let due = |inode: &Inode| atime_due(policy, inode, now);
-        if self.store.read_only() || !due(self.inode(ino)?.inode()?) {
+        // On an array that is too full for it, it is not worth a look for room.
+        if self.store.read_only() || !due(self.inode(ino)?.inode()?) || !self.store.may_accept(0) {
             return Ok(());
         }
         let node = self.node(ino)?;

@@ -410,6 +410,9 @@ impl<'fs> Transaction<'fs> {
     }
 
     fn promise_more(&mut self, blocks: u64) -> Result<(), Error> {
+        if blocks > 0 {
+            self.fs.store.accept(self.expected().dirty as u64)?;
+        }
         let more = self.fs.store.promise(blocks)?.into_blocks();
         let none = self.fs.store.adopt_promise(0);
         let had = std::mem::replace(&mut self.promise, none).into_blocks();
@@ -556,6 +559,7 @@ impl<'fs> Transaction<'fs> {
         if set == SetAttr::default() {
             return Ok(());
         }
+        self.fs.store.accept(self.expected().dirty as u64)?;
         let now = self.fs.times.now();
         let staged = self.inodes.get_mut(&ino).expect("it was looked up");
         let change = attr_change(&self.who, &staged.model, &set, now);

@@ -332,7 +332,7 @@ impl Files {
         state: &Arc<FileState>,
         may: impl Fn(&Meta) -> bool,
     ) -> Result<(), Error> {
-        let (mut op, slot) = match self.begin(state, Need::Accepted) {
+        let (mut op, slot) = match self.begin(state, Need::Reclaim) {
             // Deleted meanwhile, and its times with it.
             Err(Error::Stale(ino)) if ino == state.ino() => return Ok(()),
             begun => begun?,

@@ -93,7 +93,7 @@ use tail::LoggedFiles;
 const PAGE: u64 = BLOCK_SIZE as u64;
 
 /// Bytes by which metadata grows at most for a page that becomes dirty: of one extent it makes two or three.
-const EXTENT_BYTES: u64 = 32;
+pub(crate) const EXTENT_BYTES: u64 = 32;
 
 /// Of the memory for pages, one part in so many is kept for what is on its way besides.
 const KEPT_SHARE: usize = 16;
@@ -388,8 +388,16 @@ impl Files {
     /// Before pages become dirty that are yet to be mapped, or to be told to hold data: their extents make metadata grow. Of what is dirty already
     /// each page may be by itself.
     fn accept_extents(&self) -> Result<(), Error> {
-        let waiting = self.pages.about_dirty() as u64 * EXTENT_BYTES;
-        Ok(self.store.accept(waiting)?)
+        Ok(self.store.accept(self.waiting_extents())?)
+    }
+
+    /// The same without a look for room where there is none.
+    fn has_room_for_extents(&self) -> bool {
+        self.store.may_accept(self.waiting_extents())
+    }
+
+    fn waiting_extents(&self) -> u64 {
+        self.pages.about_dirty() as u64 * EXTENT_BYTES
     }
 
     /// The same beside what is in hand, of which it takes as many as there are.

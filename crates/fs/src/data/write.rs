@@ -320,7 +320,7 @@ impl Files {
         part: (usize, &[u8]),
         in_turn: bool,
     ) -> Result<Put, Error> {
-        if !self.has_block(state, page)? {
+        if !self.may_overwrite(state, page)? {
             return Ok(Put::Refused);
         }
         if part.1.len() == BLOCK_SIZE {
@@ -342,7 +342,7 @@ impl Files {
         page: u64,
         part: (usize, &[u8]),
     ) -> Result<Put, Error> {
-        if state.meta.lock().replaced || !self.has_block_in_memory(state, page)? {
+        if state.meta.lock().replaced || !self.may_overwrite_now(state, page)? {
             return Ok(Put::Refused);
         }
         Ok(match part.1.len() {
@@ -447,16 +447,22 @@ impl Files {
         state.meta.stamp(now, &self.times, || self.now_ns());
     }
 
-    /// Whether a page has a block of its own, as long as the I/O lock is held shared.
-    fn has_block(&self, state: &Arc<FileState>, page: u64) -> Result<bool, Error> {
-        Ok(!self.mapped(state, page..page + 1)?.is_empty())
+    /// Whether a page has a block of its own, as long as the I/O lock is held shared, and may become dirty: for one that holds nothing yet metadata has room to
+    /// tell that it does.
+    fn may_overwrite(&self, state: &Arc<FileState>, page: u64) -> Result<bool, Error> {
+        let mapped = self.mapped(state, page..page + 1)?;
+        Ok(!mapped.is_empty() && self.has_room_for(&mapped))
+    }
+
+    fn has_room_for(&self, mapped: &[FileExtent]) -> bool {
+        mapped.iter().all(|extent| extent.written) || self.has_room_for_extents()
     }
 
     /// The same if that can be told without a wait. False also: it cannot.
-    fn has_block_in_memory(&self, state: &Arc<FileState>, page: u64) -> Result<bool, Error> {
+    fn may_overwrite_now(&self, state: &Arc<FileState>, page: u64) -> Result<bool, Error> {
         let content = state.node.read()?;
         let found = extents::glance(&self.store, content.inode()?, &(page..page + 1));
-        Ok(found.is_some_and(|found| !found.is_empty()))
+        Ok(found.is_some_and(|found| !found.is_empty() && self.has_room_for(&found)))
     }
 
     /// A buffered write; the caller holds the I/O lock exclusively.

@@ -744,7 +744,8 @@ impl Files {
         Ok((op, slot))
     }
 
-    /// The record of a batch: new extents, size, times, block count. Its blocks are promised, and room for its extents was found when it was accepted.
+    /// The record of a batch: new extents, size, times, block count. Its blocks are promised, and room for its extents was found when it was accepted. One that
+    /// only takes extents away is always logged.
     pub(super) fn log_changes(
         &self,
         state: &Arc<FileState>,
@@ -768,9 +769,10 @@ impl Files {
         tail: Option<u64>,
         written: Option<Written>,
     ) -> Result<(), Error> {
-        let need = match changes.is_empty() {
-            true => Need::Reclaim,
-            false => Need::Accepted,
+        let maps = changes.iter().any(|change| !change.with.is_empty());
+        let need = match maps {
+            true => Need::Accepted,
+            false => Need::Reclaim,
         };
         let (mut op, slot) = self.begin(state, need)?;
         if let Some(written) = &written {

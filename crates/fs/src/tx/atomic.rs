@@ -19,7 +19,7 @@ use super::{PAGE, PARTS_MAX, RUN_LOGGED, STEP_DIRTY, STEP_LOGGED, memory_max};
 use crate::Error;
 use crate::api::{Caller, Ino};
 use crate::data::transact::Reach;
-use crate::data::{OpenFile, SIZE_MAX};
+use crate::data::{EXTENT_BYTES, OpenFile, SIZE_MAX};
 use crate::filesystem::FileSystem;
 use base::atomic::{AtomicU64, Ordering};
 use base::canary::{Canary, planted};
@@ -315,6 +315,11 @@ impl AtomicWrite {
             return Err(Error::TransactionTooLarge);
         }
         let wanted = self.content.pages.len() as u64 + pages + BESIDES;
+        if wanted > self.promised {
+            self.fs
+                .store
+                .accept(self.content.pages.len() as u64 * EXTENT_BYTES)?;
+        }
         let promise = self
             .fs
             .store

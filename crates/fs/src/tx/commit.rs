@@ -265,7 +265,10 @@ impl<'fs> Transaction<'fs> {
         let (most, expected) = (self.fs.store.large_most(), self.expected());
         let logged = most.logged.saturating_sub(expected.logged);
         let dirty = most.dirty.saturating_sub(expected.dirty);
-        InlineRoom(logged.min(dirty) / 2)
+        match self.fs.store.room_to_grow() {
+            true => InlineRoom(logged.min(dirty) / 2),
+            false => InlineRoom(0),
+        }
     }
 
     /// What the files become, with their pages in fresh blocks.

@@ -52,27 +52,47 @@ fn full_of_names(world: &World) -> (Arc<FileSystem>, Vec<Ino>) {
     (fs, files)
 }
 
-fn grown_by(what: &str, change: impl Fn(&FileSystem, Ino) -> Result<(), Error>) {
+/// `change` says how long the file is then, of bytes that are 5.
+fn grown_by(what: &str, change: impl Fn(&FileSystem, Ino) -> Result<u64, Error>) {
     let mut world = World::new(1, 64 << 20, 9);
     world.options.data.cache_bytes = 8 << 20;
     let (fs, files) = full_of_names(&world);
-    let (mut made, mut refused) = (0, 0);
+    let (mut made, mut refused) = (Vec::new(), 0);
     for (i, ino) in files.iter().enumerate() {
-        match is_made(what, change(&fs, *ino)) {
-            true => made += 1,
-            false => refused += 1,
+        let changed = change(&fs, *ino);
+        match changed {
+            Ok(size) => made.push((*ino, size)),
+            refusal => refused += usize::from(!is_made(what, refusal)),
         }
         // Each refusal is after a look for room, which is a checkpoint.
         if refused == 30 {
             break;
         }
         if i % 1000 == 0 {
-            is_made("sync", fs.sync());
+            fs.sync().unwrap();
         }
     }
-    is_made("sync", fs.sync());
-    assert!(made > 100, "{what}: {made} of {}", files.len());
+    fs.sync().unwrap();
+    assert!(
+        made.len() > 100,
+        "{what}: {} of {}",
+        made.len(),
+        files.len()
+    );
     let fs = world.remount(fs);
+    for (ino, size) in &made {
+        assert_eq!(fs.getattr(*ino).unwrap().size, *size, "{what}");
+    }
+    for (ino, size) in made.iter().filter(|(_, size)| *size > 0).step_by(50) {
+        let file = fs.open_file(*ino, libc::O_RDONLY).unwrap();
+        let mut bytes = vec![0; *size as usize];
+        assert_eq!(fs.read(&file, 0, &mut bytes).unwrap(), bytes.len());
+        let written = bytes.iter().position(|b| *b != 0).expect("it was written");
+        assert!(
+            written % 4096 == 0 && bytes[written..].iter().all(|b| *b == 5),
+            "{what}"
+        );
+    }
     for (name, _) in list(&fs, ROOT, 1000) {
         fs.unlink(&Caller::root(), ROOT, &name).unwrap();
     }
@@ -86,13 +106,14 @@ fn grown_by(what: &str, change: impl Fn(&FileSystem, Ino) -> Result<(), Error>) 
     fs.close().unwrap();
 }
 
-fn write(fs: &FileSystem, ino: Ino, flags: i32, bytes: &[u8], sync: bool) -> Result<(), Error> {
+/// What is accepted is synced.
+fn write(fs: &FileSystem, ino: Ino, flags: i32, bytes: &[u8], sync: bool) -> Result<u64, Error> {
     let file = fs.open_file(ino, libc::O_RDWR | flags)?;
     assert_eq!(fs.write(&file, 0, bytes)?, bytes.len());
-    match sync {
-        true => fs.fsync(&file, false),
-        false => Ok(()),
+    if sync {
+        fs.fsync(&file, false).unwrap();
     }
+    Ok(bytes.len() as u64)
 }
 
 /// After some thousands a checkpoint found no room. The file system turned read-only, and no mount could make that checkpoint either.
@@ -105,16 +126,27 @@ fn small_contents_do_not_fill_what_checkpoints_need() {
 fn pages_do_not_fill_what_checkpoints_need() {
     grown_by("pages", |fs, ino| match ino.0 % 4 {
         0 => {
-            let page = device::AlignedBuf::zeroed(4096);
+            let page = device::AlignedBuf::from_slice(&[5; 4096]);
             write(fs, ino, libc::O_DIRECT, &page, false)
         }
         1 => {
             let file = fs.open_file(ino, libc::O_RDWR)?;
             fs.fallocate(&file, 0, 0, 2 * PAGE)?;
-            fs.write(&file, PAGE, &[5; 4096]).map(drop)
+            fs.write(&file, PAGE, &[5; 4096]).map(|_| 2 * PAGE)
         }
         2 => write(fs, ino, libc::O_TRUNC, &[5; 1000], false),
         _ => write(fs, ino, 0, &[5; 4000], true),
+    });
+}
+
+#[test]
+fn transactions_do_not_fill_what_checkpoints_need() {
+    grown_by("transactions", |fs, ino| {
+        let mut transaction = fs.transaction(&Caller::root())?;
+        let size = if ino.0 % 2 == 0 { 2048 } else { 4096 };
+        transaction.write(ino, 0, &vec![5; size])?;
+        transaction.commit()?;
+        Ok(size as u64)
     });
 }
 
@@ -134,6 +166,6 @@ fn attributes_do_not_fill_what_checkpoints_need() {
             mtime: Some(at(2)),
             ..SetAttr::default()
         };
-        fs.setattr(&Caller::root(), ino, &set).map(drop)
+        fs.setattr(&Caller::root(), ino, &set).map(|_| 0)
     });
 }
