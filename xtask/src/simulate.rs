@@ -114,8 +114,8 @@ pub fn tested(program: &str) -> Fallible<PathBuf> {
 pub fn suite(suite: &mut Suite) -> Fallible<()> {
     let mut command = simulate(&tested("sheaf-sim")?, None);
     command.args(["--seconds", &SUITE_SECONDS.to_string()]);
-    // The slowest take 10 s where they are looked for first.
-    command.args(["--canary-seconds", "60"]);
+    // The slowest take 20 s where they are looked for first.
+    command.args(["--canary-seconds", "120"]);
     command.args(["--first", &SUITE_FIRST.to_string()]);
     let outcome = process::run("sim", &mut command, LIMIT)?;
     if let Some(line) = outcome.output.lines().last() {
