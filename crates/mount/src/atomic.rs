@@ -78,7 +78,8 @@ struct Inner {
     any_known: AtomicBool,
     /// Something is in [`Tables::resized`].
     any_resized: AtomicBool,
-    /// So much is in [`Tables::misled`].
+    /// Those of [`Tables::resized`] of which the kernel has asked for no attributes since. One is here before what it had staged is none any more.
+    misled: Mutex<HashSet<NodeId>>,
     misled_count: AtomicUsize,
     /// Pages to be dropped after the answer to what has changed them: the kernel has them at another place, or as they were before; so many there are.
     outdated: Mutex<Vec<Pages>>,
@@ -96,8 +97,6 @@ struct Tables {
     known: Known,
     /// Files of which one ended without having become the file: the kernel may have its size still.
     resized: Known,
-    /// Those of them of which the kernel has asked for no attributes since.
-    misled: HashSet<NodeId>,
 }
 
 impl Tables {
@@ -146,6 +145,7 @@ impl Default for Inner {
             removed: Condvar::new(),
             any_known: AtomicBool::new(false),
             any_resized: AtomicBool::new(false),
+            misled: Mutex::new(rank::LEAF, HashSet::default()),
             misled_count: AtomicUsize::new(0),
             outdated: Mutex::new(rank::LEAF, Vec::new()),
             outdated_count: AtomicUsize::new(0),
@@ -168,7 +168,7 @@ pub(crate) struct Pending {
 #[derive(Debug)]
 enum State {
     Staging {
-        write: AtomicWrite,
+        write: Box<AtomicWrite>,
         /// Others have changed the file meanwhile.
         is_disturbed: bool,
     },
@@ -251,7 +251,7 @@ impl AtomicWrites {
             }
         }
         let state = State::Staging {
-            write: fs.atomic_write(who, file)?,
+            write: Box::new(fs.atomic_write(who, file)?),
             is_disturbed: false,
         };
         let pending = Arc::new(Pending {
@@ -288,12 +288,12 @@ impl AtomicWrites {
     ///
     /// # Errors
     /// [`Error::Invalid`] when nothing was started; those of [`AtomicWrite::commit`].
-    pub fn commit(&self, node: NodeId, handle: u64) -> Result<()> {
+    pub fn commit(&self, fs: &FileSystem, node: NodeId, handle: u64) -> Result<()> {
         let none = Error::Invalid("no atomic write was started");
         let Some(pending) = self.of(node).filter(|pending| pending.handle == handle) else {
             return Err(none);
         };
-        let (committed, is_disturbed) = {
+        let (committed, is_disturbed, is_misled) = {
             let mut state = pending.state.lock();
             let State::Staging { .. } = *state else {
                 return Err(none);
@@ -306,14 +306,18 @@ impl AtomicWrites {
                 unreachable!("it was looked at")
             };
             let gone = Gone::of(&write);
+            let is_misled = misleads(fs, node, &write, is_disturbed);
             let committed = write.commit();
+            if is_misled && (committed.is_err() || is_disturbed) {
+                self.mislead(node);
+            }
             if committed.is_err() {
                 *state = State::Dropping(gone);
             }
-            (committed, is_disturbed)
+            (committed, is_disturbed, is_misled)
         };
         if committed.is_err() || is_disturbed {
-            self.drop_pages(pending);
+            self.drop_pages(pending, is_misled);
         } else {
             // Answers with the size and times from before may be on their way. Those that find it gone below were asked for later, or are
             // older for the kernel than this.
@@ -326,17 +330,17 @@ impl AtomicWrites {
     }
 
     /// Forgets what the handle has staged; without anything, does nothing.
-    pub fn abort(&self, node: NodeId, handle: u64) {
+    pub fn abort(&self, fs: &FileSystem, node: NodeId, handle: u64) {
         self.resume(handle);
         if let Some(pending) = self.of(node).filter(|pending| pending.handle == handle) {
-            self.abort_it(&pending);
+            self.abort_it(fs, &pending);
         }
     }
 
     /// The same for who gives up a lock next: waits until the kernel has nothing of it, as well as can be.
-    pub fn abort_and_wait(&self, node: NodeId, handle: u64) {
+    pub fn abort_and_wait(&self, fs: &FileSystem, node: NodeId, handle: u64) {
         let pending = self.of(node).filter(|pending| pending.handle == handle);
-        self.abort(node, handle);
+        self.abort(fs, node, handle);
         if let Some(pending) = pending {
             self.wait_until_gone(&pending);
         }
@@ -344,7 +348,7 @@ impl AtomicWrites {
 
     /// A task closes a descriptor of a handle, and its locks of the file go when this returns. What the same process has started through this handle is
     /// over then, or through whatever handle if the process ends or executes another program; and what was over before is gone from the kernel's cache.
-    pub fn flush(&self, node: NodeId, handle: u64, task: u32) {
+    pub fn flush(&self, fs: &FileSystem, (node, handle): (NodeId, u64), task: u32) {
         let Some(pending) = self.of(node) else {
             return;
         };
@@ -357,19 +361,19 @@ impl AtomicWrites {
             return;
         }
         if pending.is_staging() {
-            self.cancel(&pending);
+            self.cancel(fs, &pending);
         }
         // Whoever gets the locks reads what the kernel has, also when somebody else is dropping it.
         self.wait_until_gone(&pending);
     }
 
-    fn cancel(&self, pending: &Arc<Pending>) {
+    fn cancel(&self, fs: &FileSystem, pending: &Arc<Pending>) {
         // First of all, or a write could slip through between.
         let is_new = self.0.tables.lock().cancelled.insert(pending.handle);
         if is_new {
             self.0.count.fetch_add(1, Ordering::Relaxed);
         }
-        let was_staging = self.abort_it(pending);
+        let was_staging = self.abort_it(fs, pending);
         if is_new && !was_staging {
             // It was committed or given up meanwhile: there is nothing that a write could be torn from.
             self.resume(pending.handle);
@@ -551,15 +555,24 @@ impl AtomicWrites {
     }
 
     /// Gives up what is staged, if anything is.
-    fn abort_it(&self, pending: &Arc<Pending>) -> bool {
-        {
+    fn abort_it(&self, fs: &FileSystem, pending: &Arc<Pending>) -> bool {
+        let is_misled = {
             let mut state = pending.state.lock();
-            let State::Staging { write, .. } = &*state else {
+            let State::Staging {
+                write,
+                is_disturbed,
+            } = &*state
+            else {
                 return false;
             };
+            let is_misled = misleads(fs, pending.node, write, *is_disturbed);
+            if is_misled {
+                self.mislead(pending.node);
+            }
             *state = State::Dropping(Gone::of(write));
-        }
-        self.drop_pages(Arc::clone(pending));
+            is_misled
+        };
+        self.drop_pages(Arc::clone(pending), is_misled);
         true
     }
 
@@ -568,36 +581,42 @@ impl AtomicWrites {
         let all = std::mem::take(&mut *self.0.tables.lock());
         let count = all.files.len() + all.cancelled.len();
         self.0.count.fetch_sub(count, Ordering::Relaxed);
-        self.0.misled_count.store(0, Ordering::Relaxed);
+        {
+            let mut misled = self.0.misled.lock();
+            misled.clear();
+            self.0.misled_count.store(0, Ordering::Relaxed);
+        }
         for pending in all.files.into_values() {
             *pending.state.lock() = State::Ended;
         }
         self.0.removed.notify_all();
     }
 
-    /// What the kernel has cached of the file goes, and then the atomic write.
-    fn drop_pages(&self, pending: Arc<Pending>) {
+    /// What the kernel has cached of the file goes, and then the atomic write. Where that has misled the kernel, [`mislead`](Self::mislead) was called.
+    fn drop_pages(&self, pending: Arc<Pending>, is_misled: bool) {
         {
             let mut tables = self.0.tables.lock();
             tables.resized.add(pending.node);
             self.0.any_resized.store(true, Ordering::Relaxed);
         }
-        self.mislead(pending.node);
         let Some(notifier) = self.0.notifier.get() else {
             return self.remove(&pending);
         };
         let (all, node) = (self.clone(), pending.node);
         let then = move || {
             // Answers to what the kernel has asked before the drop are old to it.
-            all.mislead(node);
+            if is_misled {
+                all.mislead(node);
+            }
             all.remove(&pending);
         };
         notifier.drop_pages(Pages::all(node), Box::new(then));
     }
 
-    /// The kernel may know a file by a size that it never had.
+    /// The kernel may know a file by a size that it never had. Called under the lock of the atomic write, before that stages nothing any more: there is no moment
+    /// in which [`knows_size`](Self::knows_size) finds neither.
     fn mislead(&self, node: NodeId) {
-        let misled = &mut self.0.tables.lock().misled;
+        let mut misled = self.0.misled.lock();
         if misled.len() < KNOWN_MAX {
             misled.insert(node);
         }
@@ -607,7 +626,7 @@ impl AtomicWrites {
     /// The kernel is told the attributes of a file that has no atomic write, or has forgotten it.
     pub fn tells(&self, node: NodeId) {
         if self.0.misled_count.load(Ordering::Relaxed) > 0 {
-            let misled = &mut self.0.tables.lock().misled;
+            let mut misled = self.0.misled.lock();
             misled.remove(&node);
             self.0.misled_count.store(misled.len(), Ordering::Relaxed);
         }
@@ -615,13 +634,15 @@ impl AtomicWrites {
 
     /// Whether the kernel knows a file by the size that it has, as far as can be told.
     pub fn knows_size(&self, fs: &FileSystem, node: NodeId, pending: Option<&Pending>) -> bool {
-        let is_misled = self.0.misled_count.load(Ordering::Relaxed) > 0
-            && self.0.tables.lock().misled.contains(&node);
+        // First: what is not staged any more is found below.
         let is_staged = pending.is_some_and(|pending| {
             let now = pending.attributes(fs, Ino { 0: node });
             now.is_ok_and(|(attr, size)| attr.size != size)
         });
-        !is_misled && !is_staged
+        let is_misled = || {
+            self.0.misled_count.load(Ordering::Relaxed) > 0 && self.0.misled.lock().contains(&node)
+        };
+        !is_staged && !is_misled()
     }
 
     /// Waits until one that has ended is no more, and its pages are dropped, as well as can be: false, they may not be. As long as `crowded` if too few
@@ -723,6 +744,13 @@ impl Pending {
 /// and is spared a request for each.
 fn may_start(flags: i32) -> bool {
     flags & libc::O_ACCMODE == libc::O_RDWR
+}
+
+/// Whether the kernel may know another size than the file's once this is over: where another one is staged, and where others' changes went beside it, which the
+/// kernel put behind the staged end. Who cannot be asked is taken for such a file.
+fn misleads(fs: &FileSystem, node: NodeId, write: &AtomicWrite, is_disturbed: bool) -> bool {
+    let real = fs.getattr(Ino { 0: node });
+    is_disturbed || real.map_or(true, |attr| write.size(attr.size) != attr.size)
 }
 
 /// Whether the kernel sends a write under its lock of the file, one at a time.

@@ -627,12 +627,12 @@ impl Operations for SheafOps {
     }
 
     fn flush(&self, context: &Context, node: NodeId, handle: u64) -> Result<()> {
-        self.atomic.flush(node, handle, context.pid);
+        self.atomic.flush(&self.fs, (node, handle), context.pid);
         Ok(())
     }
 
     fn release(&self, node: NodeId, handle: u64) {
-        self.atomic.abort(node, handle);
+        self.atomic.abort(&self.fs, node, handle);
         // Nobody waits for the answer, but others may for what they left to this one.
         self.atomic.answered();
         // Dropped without the table's lock: an unlinked file is deleted here.
@@ -806,15 +806,15 @@ impl Operations for SheafOps {
                     && let Err(error) = self.content_changes(context, &file, context.uid != 0)
                 {
                     // Whatever is answered, it is over.
-                    self.atomic.abort_and_wait(node, handle);
+                    self.atomic.abort_and_wait(&self.fs, node, handle);
                     return Err(error);
                 }
-                self.atomic.commit(node, handle).map_err(errno)?;
+                self.atomic.commit(&self.fs, node, handle).map_err(errno)?;
                 Ok(0)
             }
             atomic::ioctl::ABORT => {
                 self.file(node, handle)?;
-                self.atomic.abort_and_wait(node, handle);
+                self.atomic.abort_and_wait(&self.fs, node, handle);
                 Ok(0)
             }
             _ => Err(Errno::NOTTY),

@@ -70,8 +70,8 @@ impl Aborting {
         let atomic = AtomicWrites::default();
         atomic.init(notifier.clone());
         start(&atomic, &fs, &file).unwrap();
-        let all = atomic.clone();
-        let aborts = base::thread::spawn("aborts", move || all.abort(node, HANDLE)).unwrap();
+        let (all, of) = (atomic.clone(), Arc::clone(&fs));
+        let aborts = base::thread::spawn("aborts", move || all.abort(&of, node, HANDLE)).unwrap();
         begins.recv().unwrap();
         Aborting {
             fs,
@@ -103,10 +103,11 @@ fn start(atomic: &AtomicWrites, fs: &Arc<FileSystem>, file: &OpenFile) -> Result
 fn a_close_waits_for_pages_that_somebody_else_is_dropping() {
     let aborting = Aborting::by_one_of(8);
     let (all, node) = (aborting.atomic.clone(), aborting.node);
+    let fs = Arc::clone(&aborting.fs);
     let closed = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&closed);
     let closes = base::thread::spawn("closes", move || {
-        all.flush(node, HANDLE, std::process::id());
+        all.flush(&fs, (node, HANDLE), std::process::id());
         told.store(true, Ordering::SeqCst);
     });
     while aborting.notifier.waiting() == 0 {
@@ -193,7 +194,7 @@ fn what_was_read_back_before_a_write_is_dropped_after_it() {
     let abort = || {
         let task = (&who, std::process::id());
         atomic.start(&fs, task, (&file, handle)).unwrap();
-        atomic.abort(node, handle);
+        atomic.abort(&fs, node, handle);
         assert_eq!(told(), [(0, 0)]);
     };
     notifier.reads(node, 0..PAGE, 1);
@@ -322,8 +323,78 @@ fn an_answer_that_began_before_a_commit_has_the_size_from_after_it() {
     assert_eq!(written.unwrap(), 100);
     let began_with = atomic.of(attr.ino.0);
     let changed = fs.getattr(attr.ino).unwrap();
-    atomic.commit(attr.ino.0, HANDLE).unwrap();
+    atomic.commit(&fs, attr.ino.0, HANDLE).unwrap();
     assert_eq!(changed.size, 0);
     assert_eq!(ops.attributes_beside(&changed, began_with).size, 100);
+    fs.close().unwrap();
+}
+
+fn stage(atomic: &AtomicWrites, fs: &FileSystem, file: &OpenFile, len: usize) {
+    let span = Span {
+        handle: HANDLE,
+        ..Span::default()
+    };
+    let written = atomic.write(fs, file, &span, &vec![1; len]).unwrap();
+    assert_eq!(written.unwrap(), len);
+}
+
+/// Between the end of the atomic write and the note of its size, a direct write of another handle that failed cut the file, or lengthened it, for good.
+#[test]
+fn there_is_no_moment_of_an_abort_in_which_the_kernel_is_taken_to_know_the_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let fs = file_system(dir.path());
+    let who = Caller::root();
+    let (attr, file) = (fs.create(&who, fs::ROOT, b"f", 0o600, libc::O_RDWR)).unwrap();
+    let node = attr.ino.0;
+    let atomic = AtomicWrites::default();
+    start(&atomic, &fs, &file).unwrap();
+    stage(&atomic, &fs, &file, 100);
+    let pending = atomic.of(node).unwrap();
+    // The abort goes no further than to the tables.
+    let tables = atomic.0.tables.lock();
+    let (all, of, it) = (atomic.clone(), Arc::clone(&fs), Arc::clone(&pending));
+    let aborts = base::thread::spawn("aborts", move || {
+        all.abort_it(&of, &it);
+    });
+    while pending.is_staging() {
+        base::thread::yield_now();
+    }
+    let knows = atomic.knows_size(&fs, node, Some(&pending));
+    drop(tables);
+    aborts.unwrap().join().unwrap();
+    assert!(!knows && !atomic.knows_size(&fs, node, None));
+    atomic.tells(node);
+    assert!(atomic.knows_size(&fs, node, None));
+    drop(file);
+    fs.close().unwrap();
+}
+
+/// Who then cut the file by a handle opened with `O_DIRECT` was refused.
+#[test]
+fn only_another_size_than_the_file_has_misleads_the_kernel() {
+    let dir = tempfile::tempdir().unwrap();
+    let fs = file_system(dir.path());
+    let who = Caller::root();
+    let (attr, file) = (fs.create(&who, fs::ROOT, b"f", 0o600, libc::O_RDWR)).unwrap();
+    let node = attr.ino.0;
+    fs.write(&file, 0, &[2; 100]).unwrap();
+    let atomic = AtomicWrites::default();
+    let knows_after = |len: usize| {
+        start(&atomic, &fs, &file).unwrap();
+        stage(&atomic, &fs, &file, len);
+        atomic.abort(&fs, node, HANDLE);
+        let knows = atomic.knows_size(&fs, node, None);
+        atomic.tells(node);
+        knows
+    };
+    assert!(knows_after(50) && knows_after(100));
+    assert!(!knows_after(101));
+    // Which has no name when it is committed.
+    start(&atomic, &fs, &file).unwrap();
+    stage(&atomic, &fs, &file, 101);
+    fs.unlink(&who, fs::ROOT, b"f").unwrap();
+    assert!(atomic.commit(&fs, node, HANDLE).is_err());
+    assert!(!atomic.knows_size(&fs, node, None));
+    drop(file);
     fs.close().unwrap();
 }
