@@ -731,7 +731,9 @@ impl Operations for SheafOps {
             }
             self.make_durable(file, opened.flags)
         });
-        self.or_forgotten(node, (offset, length), changed)
+        // Otherwise none of its bytes changes.
+        let empties = mode as i32 & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) != 0;
+        self.or_forgotten(node, empties.then_some((offset, length)), changed)
     }
 
     fn lseek(
@@ -776,7 +778,7 @@ impl Operations for SheafOps {
             self.make_durable(target, opened.flags)?;
             Ok(copied)
         });
-        self.or_forgotten(to.node, (to.offset, length), changed)
+        self.or_forgotten(to.node, Some((to.offset, length)), changed)
     }
 
     fn ioctl(

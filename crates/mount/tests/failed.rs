@@ -3,6 +3,9 @@
 //! Needs /dev/fuse and root, or `fusermount3`; without them each test says so and passes.
 
 mod common;
+#[path = "common/mapping.rs"]
+#[allow(dead_code, reason = "others ask for more")]
+mod mapping;
 #[path = "common/world.rs"]
 mod world;
 
@@ -15,6 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::pattern;
 use device::{BlockDevice, Durability, Operation, Request};
+use mapping::Mapping;
 use world::World;
 
 const PAGE: usize = 4096;
@@ -127,6 +131,40 @@ fn a_change_that_does_not_become_durable_shows_what_it_made() {
         assert!(shown[..len] == has, "{what}: {len} of {} bytes", has.len());
         assert_eq!(file.metadata().unwrap().len(), attr.size, "{what}");
         drop((file, other, inside));
+        // It could not write everything.
+        drop(m.session.result());
+        drop(m.fs.close());
+    }
+}
+
+/// The kernel writes back nothing of a mapping before it has blocks allocated, and no byte changes by that: what had been stored over a hole went with the page, which could not be
+/// written back any more.
+#[test]
+fn blocks_that_cannot_be_allocated_cost_no_store_to_a_mapping() {
+    for mode in [0, libc::FALLOC_FL_KEEP_SIZE] {
+        let Some(world) = World::new() else { return };
+        let is_broken = Arc::new(AtomicBool::new(false));
+        let m = world.mount_over("", |below| {
+            let is_broken = Arc::clone(&is_broken);
+            Arc::new(Breaking { below, is_broken })
+        });
+        let mut options = OpenOptions::new();
+        let options = options.read(true).write(true).create(true);
+        let options = options.custom_flags(libc::O_DSYNC);
+        let file = options.open(m.path("f")).unwrap();
+        file.set_len(BYTES as u64).unwrap();
+        let mut map = Mapping::of(&file, BYTES);
+        map.store(PAGE, &[7]);
+        is_broken.store(true, Ordering::SeqCst);
+        // SAFETY: a descriptor and numbers.
+        let done = unsafe { libc::fallocate(file.as_raw_fd(), mode, 0, BYTES as i64) };
+        let error = Error::last_os_error().raw_os_error();
+        assert!(
+            done < 0 && matches!(error, Some(libc::EIO | libc::EROFS)),
+            "{mode}: {error:?}"
+        );
+        assert_eq!(map.load(PAGE), 7, "{mode}");
+        drop((map, file));
         // It could not write everything.
         drop(m.session.result());
         drop(m.fs.close());

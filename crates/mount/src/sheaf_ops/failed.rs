@@ -1,26 +1,31 @@
 //! Changes that fail after they were made, in whole or in part: halfway, or because they do not become durable.
 //!
 //! The kernel takes an error for a change that was not made, and keeps what it has cached: pages that are holes, sizes and modes that the file does not have. A store to such a
-//! page would bring all of it back. So all of that goes, whether something was changed or not.
+//! page would bring all of it back. So attributes go, whether something was changed or not, and so do the pages of bytes that may have changed. Others stay: what mappings have stored there the
+//! kernel has not written back for the change, and where that finds no space it would be lost with the page.
 
 use super::SheafOps;
 use crate::notify::Pages;
 use crate::ops::{Errno, NodeId, Result};
 
 impl SheafOps {
-    /// What came of a change of these bytes of a file, for which the kernel has written back what mappings had stored there.
+    /// What came of a change of a file: of these bytes, for which the kernel has written back what mappings had stored there, or of none, but of its size and what it takes.
     pub(super) fn or_forgotten<T>(
         &self,
         node: NodeId,
-        (offset, length): (u64, u64),
+        bytes: Option<(u64, u64)>,
         changed: Result<T>,
     ) -> Result<T> {
-        if changed.is_err()
+        if let Err(error) = &changed
             && let Some(notifier) = self.notifier.get()
         {
-            let bytes = offset..offset.saturating_add(length);
             notifier.drop_attributes(node);
-            notifier.drop_outdated(Pages::unwritten(node, bytes));
+            // With these a change is refused before any byte is another.
+            let is_refused = matches!(error.0, libc::EOPNOTSUPP | libc::ECANCELED);
+            if let (Some((offset, length)), false) = (bytes, is_refused) {
+                let bytes = offset..offset.saturating_add(length);
+                notifier.drop_outdated(Pages::unwritten(node, bytes));
+            }
         }
         changed
     }
