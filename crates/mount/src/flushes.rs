@@ -6,7 +6,8 @@
 //! wait, and workers that have waited for one take the next. Whoever syncs alone, or with few others, is served by the worker that has read his request.
 //!
 //! Invariants:
-//! 1. No more than half of the workers wait for flushes, unless [`LEFT_MAX`] requests are left.
+//! 1. No more than half of the workers wait for flushes that these requests ask for, unless [`LEFT_MAX`] requests are left. Others wait uncounted: on mounts with `sync`
+//!    SETATTR, SETXATTR and REMOVEXATTR, and what makes or removes names (with `dirsync`, too), each in the worker that has read it, as writes that are long and synchronous FALLOCATEs and copies do, and direct writes that only `sync` makes synchronous.
 //! 2. Something is left only while workers wait, each of which looks for it before it waits no more. So all is done, whether there are threads or not.
 //! 3. What was left is done once, and answered where its request was read: the way for its answer is open as long as it is owed.
 //! 4. No thread is here before something is left where flushes take long. There are never more than [`THREADS_MAX`].
