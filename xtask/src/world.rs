@@ -25,6 +25,8 @@ const IMAGE_SIZES: [&str; 4] = ["1536M", "1536M", "2G", "1G"];
 const LIMIT: Duration = Duration::from_secs(90);
 /// How often mounts are taken away, a tenth of a second apart.
 const RELEASES: u32 = 10;
+/// In so many looks in a row nothing is mounted before that is believed of a folder that a daemon may be about to mount in.
+const CLEAN_LOOKS: u32 = 4;
 const FSCK_LIMIT: Duration = Duration::from_secs(300);
 
 pub struct World {
@@ -304,21 +306,44 @@ fn kill_daemon(pid: &str, program: &Path) {
 /// Takes away all mounts below `dir`, and the loop devices of files there. Connections to Sheaf's daemons are
 /// aborted first: nobody waits for one that hangs, and it ends.
 pub fn release(dir: &Path) {
+    release_pausing(dir, || std::thread::sleep(Duration::from_millis(100)));
+}
+
+fn release_pausing(dir: &Path, mut pause: impl FnMut()) {
     // As the kernel names it; a folder that is not there has nothing mounted.
     let Ok(dir) = fs::canonicalize(dir) else {
         return;
     };
     // A daemon whose starter was killed may be about to mount.
+    let wanted = match may_have_daemon(&dir) {
+        true => CLEAN_LOOKS,
+        false => 1,
+    };
+    let mut clean = 0;
     for _ in 0..RELEASES {
         let mounts = mounts();
         let below: Vec<&Mount> = mounts.iter().filter(|m| m.at.starts_with(&dir)).collect();
         detach(&below);
         detach_loops(&dir);
-        if refuse_mounts(&dir).is_ok() {
+        clean = match refuse_mounts(&dir).is_ok() {
+            true => clean + 1,
+            false => 0,
+        };
+        if clean == wanted {
             return;
         }
-        std::thread::sleep(Duration::from_millis(100));
+        pause();
     }
+}
+
+/// Whether something of a daemon lies in the folder: the number of its process, or an image.
+fn may_have_daemon(dir: &Path) -> bool {
+    let mut names = fs::read_dir(dir).into_iter().flatten().flatten();
+    names.any(|entry| {
+        let path = entry.path();
+        let extension = path.extension().and_then(|extension| extension.to_str());
+        matches!(extension, Some("pid" | "img"))
+    })
 }
 
 /// In the order in which they were mounted.
@@ -472,6 +497,32 @@ mod tests {
         assert_eq!(fs::read_to_string(&letter).unwrap(), "mine");
         assert!(!is_mounted(&at) && !at.exists());
         drop(world.unwrap());
+    }
+
+    /// A daemon that mounted just after the first look was missed, and the folder could not be removed.
+    #[test]
+    fn what_is_mounted_shortly_after_the_first_look_is_taken_away() {
+        if !crate::packages::is_root() {
+            return base::skip("root");
+        }
+        let left = Leftovers::new(&format!("late-{}", std::process::id()));
+        let at = left.0.join("script/my mnt");
+        let mut pauses = 0;
+        release_pausing(&left.0, || pauses += 1);
+        assert_eq!(pauses, 0, "nothing of a daemon is there");
+        fs::write(left.0.join("device0.img"), "").unwrap();
+        release_pausing(&left.0, || {
+            pauses += 1;
+            if pauses == 1 {
+                rustix::mount::mount_bind(&left.0, &at).unwrap();
+                assert!(is_mounted(&at));
+            }
+        });
+        assert!(
+            pauses == CLEAN_LOOKS - 1 || pauses == CLEAN_LOOKS,
+            "{pauses}"
+        );
+        assert!(!is_mounted(&at));
     }
 
     #[test]
