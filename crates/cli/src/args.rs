@@ -481,7 +481,7 @@ pub struct Torture {
     /// Draw the same operations, contents and times as an earlier run, which printed this; how far they get depends on the machine
     #[arg(long)]
     pub seed: Option<u64>,
-    /// How many seconds a writer may take for one operation before that is a failure
+    /// How many seconds a writer may take for one operation before that is a failure, and as many the making of its folder and the look at what it left
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub step_limit: u64,
     /// Mount with these options

@@ -8,7 +8,8 @@
 //! The seed fixes what is drawn: operations, sizes, contents, and when the daemon is killed. How many steps
 //! that allows, and what the kill then meets, is up to the machine, and so is what a draw comes to afterwards.
 //!
-//! A kill ends whatever hangs. So in some rounds every writer must have ended a step shortly before it.
+//! A kill ends whatever hangs. So in some rounds every writer must have ended a step shortly before it. What the run itself does on the mount, to make a
+//! writer's folder and to read what is left, has the same limit, after which the daemon is killed ([`guarded`]). An unmount has none: nobody knows how much it has to write.
 
 mod array;
 mod model;
@@ -157,6 +158,8 @@ fn text(shown: &Shown) -> String {
 struct Run {
     rng: Rng,
     clock: Clock,
+    /// In seconds.
+    step_limit: u64,
     /// Each is locked by the thread that it is, for as long as that writes.
     writers: Vec<Mutex<Writer>>,
     progress: Progress,
@@ -176,6 +179,7 @@ impl Run {
             writers: writers.map(|w| Mutex::new(rank::LEAF, w)).collect(),
             rng,
             clock: Clock::real(),
+            step_limit: args.step_limit,
             progress: Progress::default(),
             operations: AtomicU64::new(0),
             kills: 0,
@@ -201,8 +205,21 @@ impl Run {
     fn mount(&self, array: &mut Array) -> Result<(), Failure> {
         array.start()?;
         self.writers.iter().try_for_each(|writer| {
-            let prepared = writer.lock().prepare();
+            let what = "preparing a writer's folder";
+            let prepared = self.guarded(array, what, || writer.lock().prepare())?;
             prepared.map_err(|e| Failure::io("preparing the writers' folders", &e))
+        })
+    }
+
+    /// Does that on the mount, within the limit for a step.
+    fn guarded<T: Send>(
+        &self,
+        array: &Array,
+        what: &str,
+        work: impl Fn() -> T + Sync,
+    ) -> Result<T, Failure> {
+        guarded(&self.clock, self.step_limit, what, work, || {
+            array.signal_kill()
         })
     }
 
@@ -224,7 +241,7 @@ impl Run {
                 _ => self.mount(array),
             };
             self.kills += 1;
-            let checked = mounted.and_then(|()| self.write_and_kill(args, array));
+            let checked = mounted.and_then(|()| self.write_and_kill(array));
             let checked = checked.and_then(|()| self.after_kill(array));
             let (what, fatal) = match checked {
                 Ok(complaints) => (complaints, false),
@@ -245,9 +262,9 @@ impl Run {
 
     /// Lets the writers write, and kills the daemon. In the first round, and each third from there, they must be
     /// seen to get on.
-    fn write_and_kill(&mut self, args: &Torture, array: &mut Array) -> Result<(), Failure> {
+    fn write_and_kill(&mut self, array: &mut Array) -> Result<(), Failure> {
         let time = Duration::from_millis(self.rng.range(1, 600));
-        let limit = (self.kills % 3 == 1).then(|| Duration::from_secs(args.step_limit));
+        let limit = (self.kills % 3 == 1).then(|| Duration::from_secs(self.step_limit));
         let over = AtomicBool::new(false);
         let results = base::thread::parallel(WRITERS + 1, |role| match self.writers.get(role) {
             Some(writer) => self.write_until(role, &mut writer.lock(), &over),
@@ -313,7 +330,8 @@ impl Run {
         }
         array.start()?;
         for (i, writer) in self.writers.iter().enumerate() {
-            match writer.lock().verify() {
+            let what = format!("reading what writer {i} left");
+            match self.guarded(array, &what, || writer.lock().verify())? {
                 Ok(found) => complaints.extend(found.iter().map(|c| format!("writer {i}: {c}"))),
                 Err(error) => complaints.push(format!("writer {i}: cannot read: {error}")),
             }
@@ -365,6 +383,38 @@ impl Progress {
     }
 }
 
+/// Does that, which hangs if the daemon does. After so many seconds the daemon is killed, with which all that hangs there ends.
+fn guarded<T: Send>(
+    clock: &Clock,
+    seconds: u64,
+    what: &str,
+    work: impl Fn() -> T + Sync,
+    kill: impl Fn() -> Result<(), Failure> + Sync,
+) -> Result<T, Failure> {
+    let is_over = AtomicBool::new(false);
+    let end = clock.monotonic_ns() + Duration::from_secs(seconds).as_nanos() as u64;
+    let results = base::thread::parallel(2, |role| match role {
+        0 => {
+            let done = work();
+            is_over.store(true, Ordering::SeqCst);
+            Ok(Some(done))
+        }
+        _ => {
+            wait_until(clock, end, || is_over.load(Ordering::SeqCst));
+            if is_over.load(Ordering::SeqCst) {
+                return Ok(None);
+            }
+            kill()?;
+            Err(Failure::new(format!(
+                "{what} hangs: it has not ended in {seconds} s (see --step-limit)"
+            )))
+        }
+    });
+    let done = results.into_iter().collect::<Result<Vec<_>, Failure>>()?;
+    let done = done.into_iter().flatten().next();
+    done.ok_or_else(|| Failure::new(format!("{what}: nothing came of it")))
+}
+
 /// Waits until that time, but no longer than `is_over` is false.
 fn wait_until(clock: &Clock, end: u64, is_over: impl Fn() -> bool) {
     while !is_over() {
@@ -405,6 +455,25 @@ mod tests {
     fn a_run_that_synced_nothing_is_no_success() {
         assert!(check_tried(0).is_err());
         assert!(check_tried(1).is_ok());
+    }
+
+    /// A daemon that hung while a writer's folder was made, or read after the kill, was waited for without end.
+    #[test]
+    fn what_hangs_on_the_mount_is_ended_by_a_kill() {
+        let clock = Clock::real();
+        let is_killed = AtomicBool::new(false);
+        let killed = || is_killed.load(Ordering::SeqCst);
+        let hang = || wait_until(&clock, u64::MAX, killed);
+        let kill = || {
+            is_killed.store(true, Ordering::SeqCst);
+            Ok(())
+        };
+        assert_eq!(guarded(&clock, 60, "it", || 7, kill).ok(), Some(7));
+        assert!(!killed());
+        let failed = guarded(&clock, 1, "reading", hang, kill).unwrap_err();
+        assert!(killed());
+        let message = failed.message().unwrap();
+        assert!(message.starts_with("reading hangs: it has not ended in 1 s"));
     }
 
     #[test]

@@ -164,22 +164,24 @@ fn torture_sees_a_daemon_that_answers_no_more() {
         return;
     }
     let dir = TempDir::new().unwrap();
-    // With this seed the writers have some tenths of a second.
-    let mut torture = Command::new(env!("CARGO_BIN_EXE_sheaf"))
-        .args(["torture", "--kills=1", "--step-limit=1", "--seed=42"])
+    // With this seed the writers have some tenths of a second. The time limit kills the daemon as well, which is in its group.
+    let mut limited = Command::new("timeout")
+        .args(["--signal=KILL", "60", env!("CARGO_BIN_EXE_sheaf")])
+        .args(["torture", "--kills=1", "--step-limit=3", "--seed=42"])
         .arg(dir.path())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // Once the writers' folders are there.
+    // Once the last writer has made something there, which it begins with when all folders are durable.
     let last = dir.path().join("sheaf-torture/mnt/writer3");
-    while !last.exists() {
-        assert!(torture.try_wait().unwrap().is_none());
+    while !fs::read_dir(&last).is_ok_and(|mut made| made.next().is_some()) {
+        assert!(limited.try_wait().unwrap().is_none());
     }
-    let daemon = Pid::from_raw(child_of(torture.id()).unwrap()).unwrap();
+    let torture = child_of(limited.id()).unwrap() as u32;
+    let daemon = Pid::from_raw(child_of(torture).unwrap()).unwrap();
     kill_process(daemon, Signal::STOP).unwrap();
-    Ran(torture.wait_with_output().unwrap())
+    Ran(limited.wait_with_output().unwrap())
         .exits(UNCORRECTED)
-        .says("writers hang: 0, 1, 2, 3 ended no step in 1 s");
+        .says("writers hang: 0, 1, 2, 3 ended no step in 3 s");
 }
