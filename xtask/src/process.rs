@@ -267,41 +267,37 @@ pub fn on_path(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{BufRead, BufReader, Read};
+    use std::process::ChildStdout;
+
+    /// A program that leads its group and has said that it is up, and what it says from then on.
+    fn up(command: &mut Command) -> (Child, BufReader<ChildStdout>) {
+        let command = command.stdout(Stdio::piped()).process_group(0);
+        let mut child = command.spawn().unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let mut said = String::new();
+        output.read_line(&mut said).unwrap();
+        assert_eq!(said, "up\n");
+        (child, output)
+    }
 
     #[test]
     fn what_leaves_the_group_is_killed_too() {
         // timeout(1) makes a group of its own; the pipe ends when nobody has it any more.
-        let mut child = Command::new("sh")
-            .args(["-c", "timeout 600 sh -c 'echo up; sleep 600; :'; :"])
-            .stdout(Stdio::piped())
-            .process_group(0)
-            .spawn()
-            .unwrap();
-        let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
-        let mut said = String::new();
-        std::io::BufRead::read_line(&mut output, &mut said).unwrap();
-        assert_eq!(said, "up\n");
+        let script = "timeout 600 sh -c 'echo up; sleep 600; :'; :";
+        let (mut child, mut output) = up(Command::new("sh").args(["-c", script]));
         kill_group(&mut child);
-        assert_eq!(
-            std::io::Read::read_to_end(&mut output, &mut Vec::new()).unwrap(),
-            0
-        );
+        assert_eq!(output.read_to_end(&mut Vec::new()).unwrap(), 0);
     }
 
     /// The mounts of a script stayed, for what it does when it ends was left out.
     #[test]
     fn who_is_ended_may_clean_up() {
-        let mut child = Command::new("bash")
-            .args(["-c", "trap 'echo clean' EXIT; echo up; sleep 600; :"])
-            .stdout(Stdio::piped())
-            .process_group(0)
-            .spawn()
-            .unwrap();
-        let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
-        let mut said = String::new();
-        std::io::BufRead::read_line(&mut output, &mut said).unwrap();
+        let script = "trap 'echo clean' EXIT; echo up; sleep 600; :";
+        let (mut child, mut output) = up(Command::new("bash").args(["-c", script]));
         kill_group(&mut child);
-        std::io::Read::read_to_string(&mut output, &mut said).unwrap();
-        assert_eq!(said, "up\nclean\n");
+        let mut said = String::new();
+        output.read_to_string(&mut said).unwrap();
+        assert_eq!(said, "clean\n");
     }
 }

@@ -30,7 +30,7 @@ const RESERVED: &[(&str, &[&str], &str)] = &[
     ("unimplemented!(", &[], "finish it"),
     (MARK, &[], "finish it"),
     ("#[ignore", &[], "tests run or do not exist"),
-    ("allow(dead_code)", &[], "remove what is not used"),
+    ("allow(dead_code", &[], "remove what is not used"),
     (
         "fn can_mount",
         &["crates/cli/tests/commands/untold"],

@@ -77,6 +77,9 @@ impl FileSystem {
     /// Changes attributes. A new size comes first, in steps of its own, and before it what a change of content takes away, from a caller without
     /// privileges or with `kill_suidgid`; of a file with an
     /// access list capabilities go before owner and mode do; all else is one step.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] on an array on which metadata can hardly grow any more.
     pub fn setattr(&self, who: &Caller, ino: Ino, set: &SetAttr) -> Result<Attr, Error> {
         if let Some(size) = set.size {
             if set.kill_suidgid && who.privileged {
