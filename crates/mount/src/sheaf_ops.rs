@@ -593,10 +593,10 @@ impl Operations for SheafOps {
         if span.open_flags as i32 & libc::O_DIRECT == 0 {
             self.direct.cached(node);
         }
-        let written = self.atomic.write(&self.fs, &file, span, data);
+        let written = self.write_file(&file, span, data);
         // One that failed may have been made in part.
         self.written_past(node, span);
-        let written = written?.map_err(errno)?;
+        let written = written?;
         if self.direct.is_asynchronous(span) {
             self.make_durable(&file, span.open_flags as i32)?;
         }

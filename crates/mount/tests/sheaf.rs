@@ -171,6 +171,39 @@ fn a_full_disk_says_so_and_files_can_still_be_removed() {
     m.end();
 }
 
+/// The kernel makes an I/O error of a direct write that is told how far it came.
+#[test]
+fn a_full_disk_is_none_that_fails_to_who_writes_directly() {
+    const STEP: usize = 300_000;
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    let chunk = pattern(1 << 20, 3);
+    let mut fill = File::create(m.path("fill")).unwrap();
+    while fill.write_all(&chunk).is_ok() {}
+    fill.set_len(fill.metadata().unwrap().len() - (chunk.len() as u64))
+        .unwrap();
+    fill.sync_all().unwrap();
+    let direct = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(m.path("direct"))
+        .unwrap();
+    // What is no multiple of pages goes through the cache, as far as there is room.
+    let mut len = 5000;
+    let error = loop {
+        match direct.write_at(&chunk[..STEP], len) {
+            Ok(written) => assert_eq!(written, STEP),
+            Err(error) => break error,
+        }
+        len += STEP as u64;
+    };
+    assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
+    assert_eq!(direct.metadata().unwrap().len(), len);
+    drop((fill, direct));
+    m.end();
+}
+
 #[test]
 fn set_id_bits_go_with_a_write_or_a_change_of_owner() {
     let Some(world) = World::new() else { return };

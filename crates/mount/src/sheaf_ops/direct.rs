@@ -11,14 +11,16 @@
 //! 4. A handle may become direct when it is open. Of a file that was opened for direct transfers by nobody the kernel may have anything.
 //! 5. Pages that are dropped may be locked until other requests are answered: an answer that waits for that holds no worker that those need ([`drop_written`](crate::ops::Operations::drop_written)).
 //!    Of more than 128 at a time some are answered before. Rings cannot leave an answer to others, and have no such writes.
-//! 6. One that is to be durable is, before it is answered. It counts among the requests that wait for a flush (`flushes.rs`).
+//! 6. One that is stopped in the middle goes on with the rest, and so meets what stopped it: of an answer that says how far it came the kernel makes `EIO`, on a full disk too.
+//! 7. One that is to be durable is, before it is answered. It counts among the requests that wait for a flush (`flushes.rs`).
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use base::map::HashMap;
 use base::sync::{Mutex, rank};
+use fs::OpenFile;
 
-use super::SheafOps;
+use super::{SheafOps, errno};
 use crate::atomic::Pending;
 use crate::ops::{Errno, NodeId, Result, Span};
 
@@ -105,6 +107,22 @@ fn is_direct(flags: i32) -> bool {
 }
 
 impl SheafOps {
+    /// Returns the bytes written: of a write that may be asynchronous all.
+    pub(super) fn write_file(&self, file: &OpenFile, span: &Span, data: &[u8]) -> Result<usize> {
+        let is_asynchronous = self.direct.is_asynchronous(span);
+        let mut done = 0;
+        loop {
+            let offset = span.offset.saturating_add(done as u64);
+            let rest = Span { offset, ..*span };
+            let written = self.atomic.write(&self.fs, file, &rest, &data[done..]);
+            let written = written?.map_err(errno)?;
+            done += written;
+            if !is_asynchronous || written == 0 || done >= data.len() {
+                return Ok(done);
+            }
+        }
+    }
+
     /// A write was made, and is not answered.
     pub(super) fn written_past(&self, node: NodeId, span: &Span) {
         if self.direct.is_asynchronous(span) {
