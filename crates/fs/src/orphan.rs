@@ -10,6 +10,9 @@
 //!    two sees the other.
 //! 3. An inode with a name is not in [`OrphanSet`] when the record of that name ends: who puts one back holds its shared
 //!    lock, and has seen there that it has none.
+//! 4. Space that an unlink will free comes late: the kernel gives an inode back some time after it. An orphan that was made lately, or that is being deleted, is
+//!    leaving. Whoever takes one out of the set counts it as such before it is no member, and one that is deleted is counted as gone before it is leaving no more: who sees none leaving
+//!    and none gone since he met a full array need not wait.
 
 use crate::api::Ino;
 use crate::content::{Body, Delta, Inode, Orphan, TreeId};
@@ -17,13 +20,15 @@ use crate::filesystem::FileSystem;
 use crate::list::{self, Addition, Deletion, Emptied};
 use crate::tree;
 use crate::{Error, content::FsNode, xattr};
-use base::atomic::{AtomicUsize, Ordering};
+use base::atomic::{AtomicU64, AtomicUsize, Ordering};
 use base::canary::{Canary, planted};
+use base::clock::{nap, now_ns, ns_of};
 use base::map::HashSet;
 use base::sync::{Mutex, rank};
 use engine::{Extent, Need, Node, Op, Slot};
 use format::Nid;
 use format::inode::{FIRST_ORPHANS, ORPHAN_DIRECTORIES};
+use std::time::Duration;
 
 /// Leaves that one operation frees.
 const LEAVES_AT_ONCE: usize = 16;
@@ -39,15 +44,43 @@ pub struct OrphanSet(Box<[Part]>);
 struct Part {
     /// Members. Changes under the lock; who reads 0 without it has looked before any later `add`.
     count: AtomicUsize,
+    /// When the newest one was added.
+    added_ns: AtomicU64,
+    /// Taken out, and not deleted yet.
+    leaving: AtomicUsize,
+    /// Deleted.
+    gone: AtomicU64,
     members: Mutex<HashSet<Ino>>,
 }
 
+/// One that is out of the set, and is deleted or put back.
+struct Leaving<'a>(&'a Part);
+
+impl Leaving<'_> {
+    fn is_gone(self) {
+        self.0.gone.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.0.leaving.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 const PARTS: usize = 64;
+/// So long after an unlink the kernel may have to give the inode back. Most are back within milliseconds; those that programs have open stay.
+const LATELY: Duration = Duration::from_millis(250);
+/// What is deleted may be large.
+const AWAITED_MAX: Duration = Duration::from_secs(2);
 
 impl OrphanSet {
     pub fn new() -> OrphanSet {
         let part = |_| Part {
             count: AtomicUsize::new(0),
+            added_ns: AtomicU64::new(0),
+            leaving: AtomicUsize::new(0),
+            gone: AtomicU64::new(0),
             members: Mutex::new(rank::LEAF, HashSet::default()),
         };
         OrphanSet((0..PARTS).map(part).collect())
@@ -61,21 +94,44 @@ impl OrphanSet {
         let part = self.part(ino);
         let mut members = part.members.lock();
         members.insert(ino);
-        part.count.store(members.len(), Ordering::Release);
+        part.added_ns.store(now_ns(), Ordering::SeqCst);
+        part.count.store(members.len(), Ordering::SeqCst);
     }
 
-    /// True for the one caller that took it out.
-    fn take(&self, ino: Ino) -> bool {
+    /// For the one caller that took it out.
+    fn take(&self, ino: Ino) -> Option<Leaving<'_>> {
         let part = self.part(ino);
         // Invariant 2 holds as with the lock: of `add` and the last reference's end the second to
         // take the file table's lock sees what came before the first took it.
         if part.count.load(Ordering::Acquire) == 0 {
-            return false;
+            return None;
         }
         let mut members = part.members.lock();
-        let taken = members.remove(&ino);
-        part.count.store(members.len(), Ordering::Release);
+        let taken = members.remove(&ino).then(|| {
+            part.leaving.fetch_add(1, Ordering::SeqCst);
+            Leaving(part)
+        });
+        part.count.store(members.len(), Ordering::SeqCst);
         taken
+    }
+
+    fn gone(&self) -> u64 {
+        self.0
+            .iter()
+            .map(|part| part.gone.load(Ordering::SeqCst))
+            .sum()
+    }
+
+    fn are_leaving(&self) -> bool {
+        let now = now_ns();
+        let is_leaving = |part: &Part| {
+            let newest = part.added_ns.load(Ordering::SeqCst);
+            // In this order: whoever is taken out is the other by then.
+            let lately =
+                part.count.load(Ordering::SeqCst) > 0 && now.saturating_sub(newest) < ns_of(LATELY);
+            lately || part.leaving.load(Ordering::SeqCst) > 0
+        };
+        self.0.iter().any(is_leaving)
     }
 
     fn has(&self, ino: Ino) -> bool {
@@ -254,7 +310,7 @@ impl FileSystem {
 
     /// The inode has a name again; its record is about to be appended.
     pub(crate) fn adopted(&self, ino: Ino) {
-        self.orphans.take(ino);
+        drop(self.orphans.take(ino));
     }
 
     /// Deletes an inode that was made an orphan, if nobody uses it (any more). The
@@ -278,12 +334,32 @@ impl FileSystem {
         }
     }
 
+    /// How many unlinked inodes are deleted so far.
+    pub fn orphans_gone(&self) -> u64 {
+        self.orphans.gone()
+    }
+
+    /// For who has found no space, holds no lock, and asked for [`orphans_gone`](Self::orphans_gone) before: waits while inodes that were unlinked
+    /// within a quarter of a second are still referred to, or are being deleted, two seconds at most, until one is gone. True: there may be space now.
+    pub fn await_orphan(&self, gone: u64) -> bool {
+        let end = now_ns().saturating_add(ns_of(AWAITED_MAX));
+        while self.orphans.gone() == gone {
+            let is_over = now_ns() >= end || !self.orphans.are_leaving();
+            if is_over {
+                // It may have gone between the two looks.
+                return self.orphans.gone() != gone;
+            }
+            nap(ns_of(Duration::from_millis(1)));
+        }
+        true
+    }
+
     /// The last reference is gone. What fails here stays in its orphan directory, and the next
     /// open tries again.
     pub(crate) fn unreferenced(&self, ino: Ino) {
-        while self.orphans.take(ino) {
+        while let Some(leaving) = self.orphans.take(ino) {
             match self.delete_unreferenced(ino) {
-                Ok(true) => return,
+                Ok(true) => return leaving.is_gone(),
                 Ok(false) => {}
                 // It got a name, and lost it.
                 Err(Error::Stale(gone)) if gone == ino => return,
@@ -480,6 +556,32 @@ mod tests {
         assert!(!fs.orphans.has(attr.ino));
         drop(file);
         assert_eq!(fs.lookup(ROOT, b"file").unwrap().ino, attr.ino);
+        fs.close().unwrap();
+    }
+
+    #[test]
+    fn who_finds_no_space_waits_for_what_leaves_and_for_nothing_else() {
+        let (fs, who) = (file_system(), Caller::root());
+        let unlinked = || {
+            let attr = fs.mknod(&who, ROOT, b"file", libc::S_IFREG, 0).unwrap();
+            fs.ref_inode(attr.ino);
+            fs.unlink(&who, ROOT, b"file").unwrap();
+            attr.ino
+        };
+        assert!(!fs.await_orphan(fs.orphans_gone()), "there is none");
+
+        let (ino, gone) = (unlinked(), fs.orphans_gone());
+        let kernel = Arc::clone(&fs);
+        let forget = base::thread::spawn("forgets", move || kernel.forget(ino, 1)).unwrap();
+        assert!(fs.await_orphan(gone));
+        forget.join().unwrap();
+        assert!(fs.await_orphan(gone), "it is gone already");
+        assert!(!fs.await_orphan(fs.orphans_gone()), "and was the last");
+
+        // One that somebody has open.
+        let ino = unlinked();
+        assert!(!fs.await_orphan(fs.orphans_gone()));
+        fs.forget(ino, 1);
         fs.close().unwrap();
     }
 }

@@ -52,6 +52,7 @@ mod extended;
 mod failed;
 mod mapped;
 mod opened;
+mod room;
 mod set_id;
 
 use std::ops::Range;
@@ -81,6 +82,7 @@ use crate::scrub::{IOC_SCRUB, ScrubMessage};
 use crate::signals::Closing;
 use direct::DirectFiles;
 use opened::{Handle, KERNEL_FLAGS};
+use room::Awaiting;
 
 const LONG: Duration = Duration::from_secs(3600);
 const SHORT: Duration = Duration::from_secs(60);
@@ -99,6 +101,7 @@ pub struct SheafOps {
     fs: Arc<FileSystem>,
     handles: Handles<Handle>,
     direct: DirectFiles,
+    awaiting: Awaiting,
     atomic: AtomicWrites,
     clock: Clock,
     /// In seconds; see [`SETTLED_AFTER`].
@@ -175,6 +178,7 @@ impl SheafOps {
             settled_after: i64::try_from(settled.as_secs()).unwrap_or(i64::MAX),
             handles: Handles::new(),
             direct: DirectFiles::default(),
+            awaiting: Awaiting::new(options),
             atomic: AtomicWrites::default(),
             way: FuseWay::default(),
             clock: Clock::real(),
@@ -463,19 +467,21 @@ impl Operations for SheafOps {
     }
 
     fn symlink(&self, ctx: &Context, parent: NodeId, name: &[u8], target: &[u8]) -> Result<Entry> {
-        let attr = self.fs.symlink(&caller(ctx, 0), ino(parent), name, target);
+        let who = caller(ctx, 0);
+        let attr = self.in_time(|| self.fs.symlink(&who, ino(parent), name, target));
         self.made(parent, attr)
     }
 
     fn mknod(&self, ctx: &Context, parent: NodeId, name: &[u8], new: &NewNode) -> Result<Entry> {
         let who = caller(ctx, new.umask);
-        let attr = self.fs.mknod(&who, ino(parent), name, new.mode, new.rdev);
+        let attr = self.in_time(|| (self.fs).mknod(&who, ino(parent), name, new.mode, new.rdev));
         self.made(parent, attr)
     }
 
     fn mkdir(&self, ctx: &Context, parent: NodeId, name: &[u8], new: &NewNode) -> Result<Entry> {
         let who = caller(ctx, new.umask);
-        let attr = self.fs.mkdir(&who, ino(parent), name, new.mode & 0o7777);
+        let mode = new.mode & 0o7777;
+        let attr = self.in_time(|| self.fs.mkdir(&who, ino(parent), name, mode));
         self.made(parent, attr)
     }
 
@@ -555,8 +561,9 @@ impl Operations for SheafOps {
     ) -> Result<(Entry, Opened)> {
         let who = caller(ctx, new.umask);
         let flags = flags as i32;
-        let created = (self.fs).create(&who, ino(parent), name, new.mode, flags & !KERNEL_FLAGS);
-        self.created(parent, created, flags)
+        let known = flags & !KERNEL_FLAGS;
+        let create = || (self.fs).create(&who, ino(parent), name, new.mode, known);
+        self.created(parent, self.in_time(create), flags)
     }
 
     fn tmpfile(
@@ -722,7 +729,7 @@ impl Operations for SheafOps {
         let file = &opened.file;
         let changed = self.unstaged_change(node, Some(handle), || {
             self.content_changes(context, file, context.uid != 0)?;
-            let done = self.fs.fallocate(file, mode as i32, offset, length);
+            let done = self.in_time(|| self.fs.fallocate(file, mode as i32, offset, length));
             done.map_err(errno)
         });
         let changed = changed.and_then(|()| {
@@ -771,8 +778,8 @@ impl Operations for SheafOps {
         let length = length.min(COPY_MAX);
         let changed = self.unstaged_change(to.node, Some(to.handle), || {
             self.content_changes(context, target, context.uid != 0)?;
-            let copied = (self.fs).copy_range(&source, from.offset, target, to.offset, length);
-            copied.map_err(errno)
+            let copy = || (self.fs).copy_range(&source, from.offset, target, to.offset, length);
+            self.in_time(copy).map_err(errno)
         });
         let changed = changed.and_then(|copied| {
             self.make_durable(target, opened.flags)?;

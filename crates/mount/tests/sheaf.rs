@@ -165,9 +165,36 @@ fn a_full_disk_says_so_and_files_can_still_be_removed() {
     assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
     drop(file);
     fs::remove_file(m.path("fill")).unwrap();
-    // The kernel tells of the close when nobody waits for it any more; the space comes back with that.
-    let again = || fs::write(m.path("again"), &chunk).is_ok();
-    assert!((0..1000).any(|_| again()), "no space came back");
+    fs::write(m.path("again"), &chunk).unwrap();
+    m.end();
+}
+
+/// The kernel gives back the inode of a file, and with it the space, some time after unlink(2) has returned.
+#[test]
+fn the_space_of_a_file_is_there_when_it_is_unlinked() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    let chunk = pattern(24 << 20, 3);
+    let mut kept = File::create(m.path("kept")).unwrap();
+    while kept.write_all(&chunk).is_ok() {}
+    kept.set_len(kept.metadata().unwrap().len() - chunk.len() as u64 * 3 / 2)
+        .unwrap();
+    kept.sync_all().unwrap();
+    for round in 0..30 {
+        let error = match round % 2 {
+            0 => fs::write(m.path("next"), &chunk).err(),
+            _ => {
+                let next = File::create(m.path("next")).unwrap();
+                let len = chunk.len() as i64;
+                // SAFETY: a descriptor and numbers.
+                let done = unsafe { libc::fallocate(next.as_raw_fd(), 0, 0, len) };
+                (done < 0).then(std::io::Error::last_os_error)
+            }
+        };
+        assert!(error.is_none(), "round {round}: {error:?}");
+        fs::remove_file(m.path("next")).unwrap();
+    }
+    drop(kept);
     m.end();
 }
 
