@@ -75,6 +75,8 @@ struct Settings {
     metrics: Option<Endpoint>,
     /// How long to wait for devices that are not there yet.
     device_timeout: Duration,
+    /// Bytes that the buffers of workers may take beyond the limit of memory, as somebody asked for so many.
+    beyond_limit: usize,
 }
 
 impl Settings {
@@ -109,7 +111,7 @@ impl Settings {
             caches.limit(bytes)?;
         }
         fs = fs.with_memory(caches.bytes());
-        mount.limit_workers(caches.bytes() / 8);
+        let beyond_limit = mount.limit_workers(caches.bytes() / 8);
         fs.data.atime = match mount.atime {
             mount::AtimePolicy::Relative => fs::AtimePolicy::Relative,
             mount::AtimePolicy::Never => fs::AtimePolicy::Never,
@@ -125,6 +127,7 @@ impl Settings {
             access,
             metrics,
             device_timeout,
+            beyond_limit,
         })
     }
 }
@@ -351,6 +354,12 @@ fn serve(args: &Mount) -> Outcome {
     if let Err(error) = base::sys::raise_descriptors_max() {
         tracing::warn!("there may be too few descriptors for fast transfers: {error}");
     }
+    if let (Some(workers), 1..) = (settings.mount.workers, settings.beyond_limit) {
+        tracing::warn!(
+            "workers={workers}: their buffers may take {} MiB more than cache_size says",
+            settings.beyond_limit >> 20
+        );
+    }
     let (given, mountpoint) = places(args)?;
     // Before the devices are opened: the kernel may hold the first for a mount that is dead.
     // Before anything is written, too: where nothing can be mounted a copy that was made of a device is still no old one.
@@ -576,6 +585,7 @@ mod tests {
         assert_eq!(settings.fs.data.cache_bytes, 30 << 20);
         assert_eq!(settings.fs.store.node_cache_bytes, 20 << 20);
         assert_eq!(settings.mount.workers, Some(6));
+        assert_eq!(settings.beyond_limit, 0);
         assert_eq!(settings.fs.store.workers, 3);
         assert!(settings.fs.store.discard);
         assert_eq!(
@@ -588,6 +598,15 @@ mod tests {
         assert_eq!(settings.access.reap_ring, ReapRing::Iopoll);
         assert_eq!(settings.fs.data.atime, fs::AtimePolicy::Never);
         assert!(!settings.fs.data.directory_atime);
+    }
+
+    #[test]
+    fn workers_beyond_the_limit_of_memory_are_counted() {
+        let workers = |options| settings(options).unwrap().beyond_limit;
+        assert_eq!(workers("cache_size=64M,workers=4"), 0);
+        // An eighth of what the program leaves of these has room for a few.
+        assert_eq!(workers("cache_size=64M,workers=64"), 60 * (2 << 20));
+        assert_eq!(workers("cache_size=8G,workers=64"), 0);
     }
 
     #[test]

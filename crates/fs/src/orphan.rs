@@ -12,7 +12,7 @@
 //!    lock, and has seen there that it has none.
 //! 4. Space that an unlink will free comes late: the kernel gives an inode back some time after it. An orphan that was made lately, or that is being deleted, is
 //!    leaving. Whoever takes one out of the set counts it as such before it is no member, and one that is deleted is counted as gone before it is leaving no more: who sees none leaving
-//!    and none gone since he met a full array need not wait.
+//!    and none gone lately need not wait.
 
 use crate::api::Ino;
 use crate::content::{Body, Delta, Inode, Orphan, TreeId};
@@ -48,8 +48,9 @@ struct Part {
     added_ns: AtomicU64,
     /// Taken out, and not deleted yet.
     leaving: AtomicUsize,
-    /// Deleted.
+    /// Deleted, and when the last one was.
     gone: AtomicU64,
+    gone_ns: AtomicU64,
     members: Mutex<HashSet<Ino>>,
 }
 
@@ -57,7 +58,8 @@ struct Part {
 struct Leaving<'a>(&'a Part);
 
 impl Leaving<'_> {
-    fn is_gone(self) {
+    fn ended(self) {
+        self.0.gone_ns.store(now_ns(), Ordering::SeqCst);
         self.0.gone.fetch_add(1, Ordering::SeqCst);
     }
 }
@@ -81,6 +83,7 @@ impl OrphanSet {
             added_ns: AtomicU64::new(0),
             leaving: AtomicUsize::new(0),
             gone: AtomicU64::new(0),
+            gone_ns: AtomicU64::new(0),
             members: Mutex::new(rank::LEAF, HashSet::default()),
         };
         OrphanSet((0..PARTS).map(part).collect())
@@ -120,6 +123,15 @@ impl OrphanSet {
             .iter()
             .map(|part| part.gone.load(Ordering::SeqCst))
             .sum()
+    }
+
+    fn some_went_lately(&self) -> bool {
+        let now = now_ns();
+        let is_late = |part: &Part| {
+            part.gone.load(Ordering::SeqCst) > 0
+                && now.saturating_sub(part.gone_ns.load(Ordering::SeqCst)) < ns_of(LATELY)
+        };
+        self.0.iter().any(is_late)
     }
 
     fn are_leaving(&self) -> bool {
@@ -334,12 +346,14 @@ impl FileSystem {
         }
     }
 
-    /// How many unlinked inodes are deleted so far.
-    pub fn orphans_gone(&self) -> u64 {
-        self.orphans.gone()
+    /// For who has found no space: how many unlinked inodes are deleted so far, if others may be soon, or one was within a quarter of a second.
+    pub fn orphans_leaving(&self) -> Option<u64> {
+        let gone = self.orphans.gone();
+        let may_help = self.orphans.are_leaving() || self.orphans.some_went_lately();
+        may_help.then_some(gone)
     }
 
-    /// For who has found no space, holds no lock, and asked for [`orphans_gone`](Self::orphans_gone) before: waits while inodes that were unlinked
+    /// For who has found no space after [`orphans_leaving`](Self::orphans_leaving) said so many, and holds no lock: waits while inodes that were unlinked
     /// within a quarter of a second are still referred to, or are being deleted, two seconds at most, until one is gone. True: there may be space now.
     pub fn await_orphan(&self, gone: u64) -> bool {
         let end = now_ns().saturating_add(ns_of(AWAITED_MAX));
@@ -359,7 +373,7 @@ impl FileSystem {
     pub(crate) fn unreferenced(&self, ino: Ino) {
         while let Some(leaving) = self.orphans.take(ino) {
             match self.delete_unreferenced(ino) {
-                Ok(true) => return leaving.is_gone(),
+                Ok(true) => return leaving.ended(),
                 Ok(false) => {}
                 // It got a name, and lost it.
                 Err(Error::Stale(gone)) if gone == ino => return,
@@ -568,19 +582,21 @@ mod tests {
             fs.unlink(&who, ROOT, b"file").unwrap();
             attr.ino
         };
-        assert!(!fs.await_orphan(fs.orphans_gone()), "there is none");
+        assert_eq!(fs.orphans_leaving(), None);
+        assert!(!fs.await_orphan(0), "there is none");
 
-        let (ino, gone) = (unlinked(), fs.orphans_gone());
+        let (ino, gone) = (unlinked(), fs.orphans_leaving().unwrap());
         let kernel = Arc::clone(&fs);
         let forget = base::thread::spawn("forgets", move || kernel.forget(ino, 1)).unwrap();
         assert!(fs.await_orphan(gone));
         forget.join().unwrap();
         assert!(fs.await_orphan(gone), "it is gone already");
-        assert!(!fs.await_orphan(fs.orphans_gone()), "and was the last");
+        assert!(!fs.await_orphan(gone + 1), "and was the last");
 
         // One that somebody has open.
         let ino = unlinked();
-        assert!(!fs.await_orphan(fs.orphans_gone()));
+        assert!(!fs.await_orphan(fs.orphans_leaving().unwrap()));
+        assert_eq!(fs.orphans_leaving(), None, "it stays");
         fs.forget(ino, 1);
         fs.close().unwrap();
     }

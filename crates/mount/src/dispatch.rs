@@ -6,6 +6,7 @@
 
 use std::io::IoSlice;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use zerocopy::{Immutable, IntoBytes, KnownLayout};
 
@@ -49,6 +50,31 @@ pub struct Dispatcher<O> {
     pub negotiated: u64,
     /// References given back that are not done, if any may wait.
     pub backlog: Option<Arc<Backlog>>,
+    pub awaiting: Awaiting,
+}
+
+/// Those who have found no space and wait for some: half of the workers at most, as others serve what brings it.
+#[derive(Debug)]
+pub struct Awaiting {
+    now: AtomicUsize,
+    most: usize,
+}
+
+impl Awaiting {
+    /// For so many workers.
+    pub fn new(workers_max: usize) -> Awaiting {
+        Awaiting {
+            now: AtomicUsize::new(0),
+            most: (workers_max / 2).max(1),
+        }
+    }
+
+    fn wait(&self, wait: impl FnOnce() -> bool) -> bool {
+        let waiting = self.now.fetch_add(1, Ordering::SeqCst);
+        let done = waiting < self.most && wait();
+        self.now.fetch_sub(1, Ordering::SeqCst);
+        done
+    }
 }
 
 /// One request being answered.
@@ -189,13 +215,25 @@ impl<O: Operations> Dispatcher<O> {
             .is_some_and(|waiting| waiting.catch_up())
     }
 
-    /// Tries what finds no space once more if there may be some by then. What fails so has changed nothing, or what a second try finds
-    /// as it needs it: blocks that stay allocated, a size that is set.
+    /// Tries what finds no space again as long as there may be some by then: when references that were given back are done, and whenever a file has gone that was unlinked just
+    /// before. What fails so has changed nothing, or what a second try finds as it needs it: blocks that stay allocated, a size that is set.
     fn with_space<T>(&self, attempt: impl Fn(&O) -> Result<T>) -> Result<T> {
-        match attempt(&self.operations) {
-            Err(Errno::NOSPC) if self.catch_up() => attempt(&self.operations),
-            tried => tried,
+        let ops = &self.operations;
+        let mut tried = attempt(ops);
+        if matches!(tried, Err(Errno::NOSPC)) && self.catch_up() {
+            tried = attempt(ops);
         }
+        while matches!(tried, Err(Errno::NOSPC))
+            && let Some(mark) = ops.space_to_come()
+        {
+            // Some may have come before the mark.
+            tried = attempt(ops);
+            let is_full = matches!(tried, Err(Errno::NOSPC));
+            if !is_full || !self.awaiting.wait(|| ops.await_space(mark)) {
+                break;
+            }
+        }
+        tried
     }
 
     fn answer(&self, request: Request<'_>, scratch: &mut [u8], x: &mut Exchange<'_>) {

@@ -249,6 +249,14 @@ pub trait Operations: Send + Sync {
     fn owes(&self) -> bool {
         false
     }
+    /// Asked after a request that found no space: a mark of what has given space back so far, if more may do so soon, or has lately.
+    fn space_to_come(&self) -> Option<u64> {
+        None
+    }
+    /// Waits for space to be given back since that mark. False: it is not worth it to try again.
+    fn await_space(&self, _mark: u64) -> bool {
+        false
+    }
     /// close(2) of one descriptor. ENOSYS: the kernel need not ask again.
     fn flush(&self, _context: &Context, _node: NodeId, _handle: u64) -> Result<()> {
         Err(Errno::NOSYS)

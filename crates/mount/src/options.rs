@@ -116,13 +116,14 @@ impl MountOptions {
         Ok(options)
     }
 
-    /// Allows no more workers than whose buffers fit into `bytes`, but a few in any case;
-    /// a number given as an option counts.
-    pub fn limit_workers(&mut self, bytes: usize) {
+    /// Allows no more workers than whose buffers fit into `bytes`, but a few in any case; a number given as an option counts, and what it takes beyond that is
+    /// returned.
+    pub fn limit_workers(&mut self, bytes: usize) -> usize {
         const WORKERS_FEW: usize = 4;
         let fit = bytes / crate::transport::WORKER_BYTES;
         let most = crate::session::Config::default().workers_max;
-        self.workers.get_or_insert(fit.max(WORKERS_FEW).min(most));
+        let workers = *self.workers.get_or_insert(fit.max(WORKERS_FEW).min(most));
+        workers.saturating_sub(fit.max(WORKERS_FEW)) * crate::transport::WORKER_BYTES
     }
 
     fn set_flag(&mut self, name: &str) -> Result<bool, Error> {

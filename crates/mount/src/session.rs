@@ -29,7 +29,7 @@ use zerocopy::IntoBytes;
 use crate::Error;
 use crate::abi::{self, init};
 use crate::decode::{Operation, decode};
-use crate::dispatch::{Dispatcher, Owed, Reply};
+use crate::dispatch::{Awaiting, Dispatcher, Owed, Reply};
 use crate::flushes::{Flushes, is_one as is_flush};
 use crate::notify::{self, Hands, Notifier};
 use crate::ops::{NodeId, Operations};
@@ -587,6 +587,7 @@ pub fn serve<T: Transport, O: Operations + 'static>(
             operations,
             negotiated,
             backlog,
+            awaiting: Awaiting::new(workers_max),
         },
         queues,
         live: AtomicUsize::new(0),

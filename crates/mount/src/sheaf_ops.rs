@@ -5,8 +5,7 @@
 //!
 //! 1. Every entry answered to the kernel holds one reference of its inode, taken before the
 //!    answer is sent and given back by FORGET: an inode the kernel knows is never reused.
-//! 2. A node id is the inode's number; nothing is kept per inode here, so that neither
-//!    descriptors nor memory bound the number of files, and file handles stay good across
+//! 2. A node id is the inode's number; nothing is kept per inode here, so that neither descriptors nor memory bound the number of files, and file handles stay good across
 //!    mounts. They name a use of that number by [`Attr::handle_generation`], which no crash hands out again.
 //!
 //! # How long the kernel may keep what it learned
@@ -52,7 +51,6 @@ mod extended;
 mod failed;
 mod mapped;
 mod opened;
-mod room;
 mod set_id;
 
 use std::ops::Range;
@@ -82,7 +80,6 @@ use crate::scrub::{IOC_SCRUB, ScrubMessage};
 use crate::signals::Closing;
 use direct::DirectFiles;
 use opened::{Handle, KERNEL_FLAGS};
-use room::Awaiting;
 
 const LONG: Duration = Duration::from_secs(3600);
 const SHORT: Duration = Duration::from_secs(60);
@@ -101,7 +98,6 @@ pub struct SheafOps {
     fs: Arc<FileSystem>,
     handles: Handles<Handle>,
     direct: DirectFiles,
-    awaiting: Awaiting,
     atomic: AtomicWrites,
     clock: Clock,
     /// In seconds; see [`SETTLED_AFTER`].
@@ -178,7 +174,6 @@ impl SheafOps {
             settled_after: i64::try_from(settled.as_secs()).unwrap_or(i64::MAX),
             handles: Handles::new(),
             direct: DirectFiles::default(),
-            awaiting: Awaiting::new(options),
             atomic: AtomicWrites::default(),
             way: FuseWay::default(),
             clock: Clock::real(),
@@ -467,21 +462,19 @@ impl Operations for SheafOps {
     }
 
     fn symlink(&self, ctx: &Context, parent: NodeId, name: &[u8], target: &[u8]) -> Result<Entry> {
-        let who = caller(ctx, 0);
-        let attr = self.in_time(|| self.fs.symlink(&who, ino(parent), name, target));
+        let attr = self.fs.symlink(&caller(ctx, 0), ino(parent), name, target);
         self.made(parent, attr)
     }
 
     fn mknod(&self, ctx: &Context, parent: NodeId, name: &[u8], new: &NewNode) -> Result<Entry> {
         let who = caller(ctx, new.umask);
-        let attr = self.in_time(|| (self.fs).mknod(&who, ino(parent), name, new.mode, new.rdev));
+        let attr = self.fs.mknod(&who, ino(parent), name, new.mode, new.rdev);
         self.made(parent, attr)
     }
 
     fn mkdir(&self, ctx: &Context, parent: NodeId, name: &[u8], new: &NewNode) -> Result<Entry> {
         let who = caller(ctx, new.umask);
-        let mode = new.mode & 0o7777;
-        let attr = self.in_time(|| self.fs.mkdir(&who, ino(parent), name, mode));
+        let attr = self.fs.mkdir(&who, ino(parent), name, new.mode & 0o7777);
         self.made(parent, attr)
     }
 
@@ -561,9 +554,8 @@ impl Operations for SheafOps {
     ) -> Result<(Entry, Opened)> {
         let who = caller(ctx, new.umask);
         let flags = flags as i32;
-        let known = flags & !KERNEL_FLAGS;
-        let create = || (self.fs).create(&who, ino(parent), name, new.mode, known);
-        self.created(parent, self.in_time(create), flags)
+        let created = (self.fs).create(&who, ino(parent), name, new.mode, flags & !KERNEL_FLAGS);
+        self.created(parent, created, flags)
     }
 
     fn tmpfile(
@@ -631,6 +623,14 @@ impl Operations for SheafOps {
 
     fn owes(&self) -> bool {
         self.atomic.owes()
+    }
+
+    fn space_to_come(&self) -> Option<u64> {
+        self.fs.orphans_leaving()
+    }
+
+    fn await_space(&self, mark: u64) -> bool {
+        self.fs.await_orphan(mark)
     }
 
     fn flush(&self, context: &Context, node: NodeId, handle: u64) -> Result<()> {
@@ -729,7 +729,7 @@ impl Operations for SheafOps {
         let file = &opened.file;
         let changed = self.unstaged_change(node, Some(handle), || {
             self.content_changes(context, file, context.uid != 0)?;
-            let done = self.in_time(|| self.fs.fallocate(file, mode as i32, offset, length));
+            let done = self.fs.fallocate(file, mode as i32, offset, length);
             done.map_err(errno)
         });
         let changed = changed.and_then(|()| {
@@ -778,8 +778,8 @@ impl Operations for SheafOps {
         let length = length.min(COPY_MAX);
         let changed = self.unstaged_change(to.node, Some(to.handle), || {
             self.content_changes(context, target, context.uid != 0)?;
-            let copy = || (self.fs).copy_range(&source, from.offset, target, to.offset, length);
-            self.in_time(copy).map_err(errno)
+            let copied = (self.fs).copy_range(&source, from.offset, target, to.offset, length);
+            copied.map_err(errno)
         });
         let changed = changed.and_then(|copied| {
             self.make_durable(target, opened.flags)?;

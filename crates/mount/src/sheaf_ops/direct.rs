@@ -114,10 +114,8 @@ impl SheafOps {
         loop {
             let offset = span.offset.saturating_add(done as u64);
             let rest = Span { offset, ..*span };
-            let written = self.in_time(|| {
-                let written = self.atomic.write(&self.fs, file, &rest, &data[done..]);
-                written.and_then(|written| written.map_err(errno))
-            })?;
+            let written = self.atomic.write(&self.fs, file, &rest, &data[done..]);
+            let written = written?.map_err(errno)?;
             done += written;
             if !is_asynchronous || written == 0 || done >= data.len() {
                 return Ok(done);
