@@ -127,6 +127,19 @@ pub struct SetAttr {
     pub kill_suidgid: bool,
 }
 
+impl SetAttr {
+    /// Takes privileges away, and nothing else.
+    pub(crate) const STRIP: SetAttr = SetAttr {
+        mode: None,
+        uid: None,
+        gid: None,
+        size: None,
+        atime: None,
+        mtime: None,
+        kill_suidgid: true,
+    };
+}
+
 /// One entry that `readdir` hands out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirEntry<'a> {

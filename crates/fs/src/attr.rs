@@ -79,25 +79,35 @@ impl FileSystem {
     /// access list capabilities go before owner and mode do; all else is one step.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] on an array on which metadata can hardly grow any more.
+    /// [`Error::NoSpace`] on an array on which metadata can hardly grow any more, before the size changes; never where privileges are only taken away.
     pub fn setattr(&self, who: &Caller, ino: Ino, set: &SetAttr) -> Result<Attr, Error> {
-        if let Some(size) = set.size {
-            if set.kill_suidgid && who.privileged {
-                self.lose_privileges(ino, |group| who.is_in(group))?;
-            }
-            self.truncate(who, ino, size)?;
-        }
         let rest = SetAttr {
             size: None,
             kill_suidgid: set.kill_suidgid && set.size.is_none(),
             ..*set
         };
+        let mut need = match rest == SetAttr::STRIP {
+            // A full array's files can be cut and written over by whoever may.
+            true => Need::Reclaim,
+            false => Need::Change,
+        };
+        if let Some(size) = set.size {
+            if rest != SetAttr::default() {
+                self.files.check_size(size)?;
+                self.store.accept(0)?;
+                need = Need::Accepted;
+            }
+            if set.kill_suidgid && who.privileged {
+                self.lose_privileges(ino, |group| who.is_in(group))?;
+            }
+            self.truncate(who, ino, size)?;
+        }
         if rest == SetAttr::default() {
             return self.getattr(ino);
         }
         let node = self.node(ino)?;
         let (mut op, slot) = loop {
-            let mut op = self.store.begin(Need::Change)?;
+            let mut op = self.store.begin(need)?;
             let slot = op.lock(&node)?;
             let has_both = rest.mode.is_some()
                 && self.loses_capabilities(&mut op, slot, &rest)?
@@ -141,11 +151,7 @@ impl FileSystem {
                 in_group,
                 ..Caller::user(u32::MAX, u32::MAX)
             };
-            let set = SetAttr {
-                kill_suidgid: true,
-                ..SetAttr::default()
-            };
-            self.setattr(&who, ino, &set)?;
+            self.setattr(&who, ino, &SetAttr::STRIP)?;
         }
         Ok(())
     }

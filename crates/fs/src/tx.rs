@@ -302,11 +302,7 @@ impl<'fs> Transaction<'fs> {
         if self.who.privileged || staged.is_stripped || has_none {
             return Ok(());
         }
-        let set = SetAttr {
-            kill_suidgid: true,
-            ..SetAttr::default()
-        };
-        self.setattr(ino, &set)?;
+        self.stage_attributes(ino, SetAttr::STRIP)?;
         let staged = self.inodes.get_mut(&ino).expect("it was looked up");
         staged.is_stripped = true;
         Ok(())
@@ -550,16 +546,27 @@ impl<'fs> Transaction<'fs> {
     }
 
     /// Changes attributes; a new size as by [`truncate`](Self::truncate).
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`], with nothing staged, on an array on which metadata can hardly grow any more; never where privileges are only taken away.
     pub fn setattr(&mut self, ino: Ino, set: &SetAttr) -> Result<(), Error> {
         self.inode(ino)?;
+        let rest = SetAttr { size: None, ..*set };
+        if rest != SetAttr::default() && rest != SetAttr::STRIP {
+            // First: who is refused has no new size staged.
+            self.fs.store.accept(self.expected().dirty as u64)?;
+        }
         if let Some(size) = set.size {
             self.truncate(ino, size)?;
         }
-        let set = SetAttr { size: None, ..*set };
-        if set == SetAttr::default() {
-            return Ok(());
+        match rest == SetAttr::default() {
+            true => Ok(()),
+            false => self.stage_attributes(ino, rest),
         }
-        self.fs.store.accept(self.expected().dirty as u64)?;
+    }
+
+    /// Stages a change of all but the size. What it adds was accepted.
+    fn stage_attributes(&mut self, ino: Ino, set: SetAttr) -> Result<(), Error> {
         let now = self.fs.times.now();
         let staged = self.inodes.get_mut(&ino).expect("it was looked up");
         let change = attr_change(&self.who, &staged.model, &set, now);

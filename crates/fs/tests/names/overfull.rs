@@ -23,6 +23,11 @@ fn is_made<T>(what: &str, outcome: Result<T, Error>) -> bool {
 /// there are blocks for data, but no chunk.
 fn full_of_names(world: &World) -> (Arc<FileSystem>, Vec<Ino>) {
     let fs = world.open();
+    let files = fill_with_names(&fs);
+    (fs, files)
+}
+
+fn fill_with_names(fs: &FileSystem) -> Vec<Ino> {
     let who = Caller::root();
     let (_, large) = (fs.create(&who, ROOT, b"large", 0o644, libc::O_RDWR)).unwrap();
     let mut size = 0;
@@ -49,7 +54,7 @@ fn full_of_names(world: &World) -> (Arc<FileSystem>, Vec<Ino>) {
     });
     assert!(punched.count() > 100);
     fs.fsync(&large, false).unwrap();
-    (fs, files)
+    files
 }
 
 /// `change` says how long the file is then, of bytes that are 5.
@@ -153,19 +158,146 @@ fn transactions_do_not_fill_what_checkpoints_need() {
 #[test]
 fn attributes_do_not_fill_what_checkpoints_need() {
     grown_by("owner and times", |fs, ino| {
-        let at = |n: u64| {
-            SetTime::At(base::clock::Timestamp::from_ns(
-                (ino.0 + n) as i64 * 7_919_000_000_001,
-            ))
-        };
+        fs.setattr(&Caller::root(), ino, &new_owner(ino)).map(|_| 0)
+    });
+}
+
+/// Owner, mode and times that take more room than those that a new file has.
+fn new_owner(ino: Ino) -> SetAttr {
+    let at = |n: u64| {
+        SetTime::At(base::clock::Timestamp::from_ns(
+            (ino.0 + n) as i64 * 7_919_000_000_001,
+        ))
+    };
+    SetAttr {
+        uid: Some(u32::MAX - 1),
+        gid: Some(u32::MAX - 2),
+        mode: Some(0o7777),
+        atime: Some(at(1)),
+        mtime: Some(at(2)),
+        ..SetAttr::default()
+    }
+}
+
+const SIZE: u64 = 2 * PAGE;
+const CUT: u64 = 100;
+const CAPABILITY: &[u8] = b"security.capability";
+
+/// So many programs with privileges, on an array that refuses changes of attributes.
+fn programs<const N: usize>(world: &World) -> (Arc<FileSystem>, [Ino; N]) {
+    let (fs, root) = (world.open(), Caller::root());
+    let programs = std::array::from_fn(|i| {
+        let name = format!("program {i}");
+        let (attr, file) = (fs.create(&root, ROOT, name.as_bytes(), 0o4755, libc::O_RDWR)).unwrap();
+        fs.write(&file, 0, &[7; SIZE as usize]).unwrap();
+        fs.fsync(&file, false).unwrap();
         let set = SetAttr {
-            uid: Some(u32::MAX - 1),
-            gid: Some(u32::MAX - 2),
-            mode: Some(0o7777),
-            atime: Some(at(1)),
-            mtime: Some(at(2)),
+            mode: Some(0o4755),
             ..SetAttr::default()
         };
-        fs.setattr(&Caller::root(), ino, &set).map(|_| 0)
+        fs.setattr(&root, attr.ino, &set).unwrap();
+        fs.setxattr(&root, attr.ino, CAPABILITY, &[1; 20], 0)
+            .unwrap();
+        attr.ino
     });
+    let mut refused = 0;
+    for (i, ino) in fill_with_names(&fs).into_iter().enumerate() {
+        let changed = fs.setattr(&root, ino, &new_owner(ino));
+        refused += usize::from(!is_made("owner and times", changed));
+        if refused == 30 {
+            return (fs, programs);
+        }
+        if i % 1000 == 0 {
+            fs.sync().unwrap();
+        }
+    }
+    panic!("{refused} refused");
+}
+
+fn has_privileges(fs: &FileSystem, ino: Ino) -> bool {
+    let mode = fs.getattr(ino).unwrap().mode & 0o7777;
+    let capability = fs.getxattr(ino, CAPABILITY);
+    match mode {
+        0o4755 => capability.unwrap() == [1; 20],
+        mode => {
+            assert!(mode == 0o755 && matches!(capability, Err(Error::NoAttribute)));
+            false
+        }
+    }
+}
+
+/// Taking privileges away counted as a change of attributes: it was refused, and so were truncation and overwriting by whom it concerns.
+/// What changed attributes with the size was told no, and the file was cut.
+#[test]
+fn programs_are_cut_and_written_over_where_attributes_cannot_change() {
+    let mut world = World::new(1, 64 << 20, 9);
+    world.options.data.cache_bytes = 8 << 20;
+    let (fs, [cut, set, stripped, both, by_root]) = programs(&world);
+    let user = Caller::user(1000, 1000);
+    let cuts = SetAttr {
+        size: Some(CUT),
+        ..SetAttr::default()
+    };
+    let cuts_and_more = SetAttr {
+        mode: Some(0o700),
+        ..cuts
+    };
+    for (who, ino) in [(user, both), (Caller::root(), by_root)] {
+        let refused = fs.setattr(&who, ino, &cuts_and_more);
+        assert!(!is_made("size and mode", refused));
+        assert_eq!(fs.getattr(ino).unwrap().size, SIZE);
+        assert!(has_privileges(&fs, ino));
+    }
+    fs.truncate(&user, cut, CUT).unwrap();
+    let attr = fs.setattr(&user, set, &cuts).unwrap();
+    assert_eq!(attr.size, CUT);
+    let file = fs.open_file(stripped, libc::O_RDWR).unwrap();
+    fs.kill_privileges(stripped).unwrap();
+    assert_eq!(
+        fs.write(&file, 0, &[8; SIZE as usize]).unwrap() as u64,
+        SIZE
+    );
+    drop(file);
+    let fs = world.remount(fs);
+    for (ino, size) in [(cut, CUT), (set, CUT), (stripped, SIZE)] {
+        assert_eq!(fs.getattr(ino).unwrap().size, size);
+        assert!(!has_privileges(&fs, ino));
+    }
+    fs.close().unwrap();
+    world.check();
+}
+
+/// A cut was staged when what it takes away was refused: who was told no, and committed the rest, cut the file and left it its privileges.
+#[test]
+fn transactions_cut_programs_where_attributes_cannot_change() {
+    let mut world = World::new(1, 64 << 20, 9);
+    world.options.data.cache_bytes = 8 << 20;
+    let (fs, [cut, both, atomic]) = programs(&world);
+    let user = Caller::user(1000, 1000);
+    let mut transaction = fs.transaction(&user).unwrap();
+    transaction.truncate(cut, CUT).unwrap();
+    let cuts_and_more = SetAttr {
+        size: Some(CUT),
+        mode: Some(0o700),
+        ..SetAttr::default()
+    };
+    assert!(!is_made(
+        "size and mode",
+        transaction.setattr(both, &cuts_and_more)
+    ));
+    transaction.commit().unwrap();
+    let file = fs.open_file(atomic, libc::O_RDWR).unwrap();
+    let mut write = fs.atomic_write(&user, &file).unwrap();
+    write.truncate(CUT).unwrap();
+    write.commit().unwrap();
+    drop(file);
+    let fs = world.remount(fs);
+    for ino in [cut, atomic] {
+        assert_eq!(fs.getattr(ino).unwrap().size, CUT);
+        assert!(!has_privileges(&fs, ino));
+    }
+    assert_eq!(fs.getattr(both).unwrap().size, SIZE);
+    assert!(has_privileges(&fs, both));
+    fs.close().unwrap();
+    world.check();
 }
