@@ -690,3 +690,44 @@ fn a_limit_of_memory_is_no_more_than_the_machine_has() {
     let all = base::sys::memory_bytes();
     assert!(wanted.iter().sum::<usize>() as u64 <= all && all < u64::MAX);
 }
+
+/// Blocks that the file had elsewhere counted: what could never be allocated filled the array first, and gave nothing back.
+#[test]
+fn a_range_that_is_larger_than_what_is_free_takes_nothing() {
+    let world = World::new(2, 32 << 20, 14);
+    let fs = world.open();
+    let (attr, file) = create(&fs, b"large");
+    let mut size = 0;
+    while fs.statfs().blocks_available * 4096 > 12 << 20 {
+        size += fs.write(&file, size, &vec![1; 1 << 20]).unwrap() as u64;
+    }
+    // Behind that, so many holes that records of several steps allocate them.
+    let (start, pages) = (size + (1 << 20), (fs.statfs().blocks_free / 15 + 40) * 16);
+    for page in (0..pages).step_by(16) {
+        let written = fs.write(&file, start + page * 4096, &[3; 4096]);
+        assert_eq!(written.unwrap(), 4096);
+    }
+    fs.fsync(&file, false).unwrap();
+    let free = || {
+        fs.sync().unwrap();
+        fs.statfs().blocks_free
+    };
+    let (before, size) = (free(), fs.getattr(attr.ino).unwrap().size);
+    for mode in [libc::FALLOC_FL_KEEP_SIZE, libc::FALLOC_FL_ZERO_RANGE, 0] {
+        let refused = fs.fallocate(&file, mode, start, pages * 4096);
+        assert!(matches!(refused, Err(Error::NoSpace)), "{refused:?}");
+        assert_eq!((free(), fs.getattr(attr.ino).unwrap().size), (before, size));
+    }
+    // Written, and dirty: each page of a larger range has a block, or is promised one.
+    let end = start + (8 << 20);
+    for at in (start..end).step_by(1 << 20) {
+        assert_eq!(fs.write(&file, at, &vec![2; 1 << 20]).unwrap(), 1 << 20);
+    }
+    assert!(end / 4096 - 256 > fs.statfs().blocks_free);
+    fs.fallocate(&file, 0, 1 << 20, end - (1 << 20)).unwrap();
+    fs.fallocate(&file, libc::FALLOC_FL_ZERO_RANGE, 0, end)
+        .unwrap();
+    assert_eq!(fs.getattr(attr.ino).unwrap().size, size);
+    drop((file, fs));
+    world.check();
+}

@@ -13,7 +13,7 @@ use crate::content::inode::INLINE_DATA_MAX;
 use crate::content::{AttrChange, Body, Delta, FileExtent};
 use base::sync::Arc;
 use engine::Need;
-use engine::cache::PageState;
+use engine::cache::{Backing, PageState};
 use std::ops::Range;
 
 /// Blocks that one record allocates.
@@ -76,9 +76,7 @@ impl Files {
     /// Gives every hole of the range blocks that read as zeros.
     fn allocate(&self, state: &Arc<FileState>, bytes: Range<u64>) -> Result<(), Error> {
         let pages = super::pages_of(bytes);
-        let has = state.node.read()?.inode()?.blocks + state.meta.lock().promised;
-        let wanted = (pages.end - pages.start).saturating_sub(has);
-        if wanted > self.store.space().free_blocks {
+        if self.lacks_more(state, &pages, self.store.space().free_blocks)? {
             // Hopeless: neither fill the disk first, nor move what is in the inode out.
             return Err(Error::NoSpace);
         }
@@ -88,6 +86,42 @@ impl Files {
             at = self.allocate_step(state, at..pages.end)?;
         }
         Ok(())
+    }
+
+    /// Whether more than so many pages of a range have no block, nor are promised one. Of a file that is being replaced the old content
+    /// counts: its blocks come back first.
+    fn lacks_more(
+        &self,
+        state: &Arc<FileState>,
+        pages: &Range<u64>,
+        most: u64,
+    ) -> Result<bool, Error> {
+        let mut missing = pages.end - pages.start;
+        let is_replaced = state.meta.lock().replaced;
+        if is_replaced {
+            missing = missing.saturating_sub(state.node.read()?.inode()?.blocks);
+        }
+        let mut at = pages.start;
+        while missing > most && at < pages.end && !is_replaced {
+            let content = state.node.read()?;
+            let mapped =
+                extents::lookup(&self.store, content.inode()?, at..pages.end, CHANGES_MAX)?;
+            let has = mapped.iter().map(|extent| u64::from(extent.len)).sum();
+            missing = missing.saturating_sub(has);
+            at = match mapped.len() {
+                CHANGES_MAX => mapped[CHANGES_MAX - 1].end(),
+                _ => pages.end,
+            };
+        }
+        if missing > most && self.pages.promised(state.key) > 0 {
+            let dirty = (self.pages).dirty_pages(state.key, pages.clone(), usize::MAX);
+            let promised = Some(PageState::Dirty(Backing::Promised));
+            let promised = (dirty.into_iter())
+                .filter(|page| self.pages.state(state.key, *page) == promised)
+                .count();
+            missing = missing.saturating_sub(promised as u64);
+        }
+        Ok(missing > most)
     }
 
     /// Allocates the first holes of a range in one record; returns where to go on.
