@@ -390,17 +390,27 @@ impl Files {
         let wide = !is_one_page(offset, data.len()) && is_inside(state, offset, data.len());
         let hold = || self.hold(state, pages(), Mode::Store);
         let _range = wide.then(hold);
-        let mut storing = None;
+        let (mut storing, mut stored) = (None, 0);
         for _ in 0..if wide { ROOM_TRIES } else { 0 } {
-            match self.put_pages(state, offset, data, &mut storing)? {
-                (Put::Done, _) => return Ok(data.len()),
-                (Put::NoRoom, page) if self.wait_for_room(state, page) => {}
-                _ => break,
+            let (put, page) = match self.put_pages(state, offset, data, &mut storing) {
+                Ok(outcome) => outcome,
+                Err(error) if stored == 0 => return Err(error),
+                Err(_) => break,
+            };
+            stored = stored.max((page * PAGE).saturating_sub(offset) as usize);
+            match put {
+                Put::Done => return Ok(data.len()),
+                Put::NoRoom if self.wait_for_room(state, page) => {}
+                Put::NoRoom | Put::Refused => break,
             }
         }
         // All of it anew: who has seen a part, or comes meanwhile, waits for the range.
-        let _exclusive = self.lock_exclusive(state)?;
-        self.write_locked(state, offset, data)
+        let anew = self.lock_exclusive(state);
+        match anew.and_then(|_exclusive| self.write_locked(state, offset, data)) {
+            // What is written is told; who goes on with the rest meets the error.
+            Err(_) if stored > 0 => Ok(stored),
+            anew => anew.map(|written| written.max(stored)),
+        }
     }
 
     /// Writes pages that have blocks, under the shared I/O lock. One that could not be written is told; those before it are then, and

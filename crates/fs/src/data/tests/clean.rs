@@ -327,6 +327,50 @@ fn writes_of_several_pages_wait_for_room_and_stay_whole() {
     m.files.stop();
 }
 
+/// Its error was told though half of it was written.
+#[test]
+fn a_write_that_fails_when_it_goes_on_tells_how_far_it_came() {
+    const WIDE: u64 = 8;
+    let world = World::new(70, 64, FRAMES);
+    let m = world.mount();
+    let file = at_home(&m);
+    let key = file.state.key;
+    // As if by threads.
+    m.files.cleaning.set_running();
+    // The set of a page in the midst takes no dirty one more.
+    let full = m.files.pages.set_of(key, WIDE / 2);
+    let mut others = (2 * WIDE..PAGES).filter(|&page| m.files.pages.set_of(key, page) == full);
+    while m.files.pages.has_room(full) {
+        let page = others.next().unwrap();
+        m.write(&file, page * PAGE, &content(page, 1));
+    }
+    let bytes = vec![9; (WIDE * PAGE) as usize + 100];
+    let waits = || m.files.cleaning_counts()[2];
+    let before = waits();
+    let done = thread::parallel(2, |t| {
+        if t == 0 {
+            return Some(m.files.write(&file, 0, &bytes));
+        }
+        while waits() == before {
+            thread::yield_now();
+        }
+        m.files.pages.forget(key, WIDE..WIDE + 1, false);
+        for device in &world.devices {
+            device.fail_reads(Strikes::Always, None);
+        }
+        m.files.clean_now();
+        None
+    });
+    world.devices.iter().for_each(|device| device.heal());
+    let struck: usize = world.devices.iter().map(|d| d.struck().len()).sum();
+    assert!(struck > 0, "it was read again");
+    let written = done.into_iter().flatten().next().unwrap().unwrap();
+    assert!(written >= (WIDE / 2 * PAGE) as usize && written < bytes.len());
+    let found = m.contents(file.ino());
+    assert!(found[..written] == bytes[..written]);
+    assert!(found[(WIDE * PAGE) as usize..][..100] == [1; 100]);
+}
+
 /// As long as a device does not answer, pages of the other one are cleaned, and who writes to them goes on.
 #[test]
 fn a_device_that_does_not_answer_holds_up_its_own_pages_alone() {
