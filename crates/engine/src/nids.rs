@@ -261,7 +261,7 @@ impl Nids {
         source: &S,
     ) -> Result<Option<u32>, S::Error> {
         while let Some(index) = self.worth.take() {
-            if self.load(index as u32, source)? {
+            if self.can_lease(index as u32, source)? {
                 return Ok(Some(index as u32));
             }
         }
@@ -271,7 +271,7 @@ impl Nids {
         let next = |count: u32| (count < REGION_LIMIT).then_some(count + 1);
         let (set, fetch) = (Ordering::AcqRel, Ordering::Acquire);
         while let Ok(index) = self.count.fetch_update(set, fetch, next) {
-            if self.load(index, source)? {
+            if self.can_lease(index, source)? {
                 return Ok(Some(index));
             }
         }
@@ -280,7 +280,7 @@ impl Nids {
             let checkpointed = self.checkpointed.get(index as usize);
             let region = self.region(index);
             let unknown = !region.is_loaded() && checkpointed.is_some_and(|free| *free > 0);
-            if (unknown || region.has_free()) && self.load(index, source)? {
+            if (unknown || region.has_free()) && self.can_lease(index, source)? {
                 return Ok(Some(index));
             }
         }
@@ -299,6 +299,14 @@ impl Nids {
             region.rich_words() >= WORTH_WORDS && region.has_free()
         });
         worth.next()
+    }
+
+    /// As [`load`](Self::load). Damage of one region costs its nids, and nobody who wants any: others have some.
+    fn can_lease<S: NidSource>(&self, index: u32, source: &S) -> Result<bool, S::Error> {
+        match self.load(index, source) {
+            Err(error) if !S::may_pass(&error) => Ok(false),
+            loaded => loaded,
+        }
     }
 
     /// Sees to it that a region's bitmap has what the node table says (invariant 2); false when
@@ -335,6 +343,24 @@ impl Nids {
         // Invariant 2: the table may call free what is in use again before it is asked.
         if !region.is_loaded() || !shard.recycled.put(nid.0, version) {
             self.put_bit(nid);
+        }
+    }
+
+    /// A nid that was taken cannot be used, and none of its leaf, for now or until the next mount: no shard's ring has more of them than this one's.
+    pub fn leave_leaf(&self, shard: usize, nid: Nid, for_now: bool) {
+        let ready = &self.shards[shard % self.shards.len()].ready;
+        let of_leaf = |nid: u64| nid / LEAF_NIDS;
+        let mut taken = Some(nid.0);
+        while let Some(other) = taken {
+            let is_of_leaf = of_leaf(other) == of_leaf(nid.0);
+            if for_now || !is_of_leaf {
+                // Its bit alone: who takes the leaf from there reads it again.
+                self.put_bit(Nid(other));
+            }
+            taken = match is_of_leaf {
+                true => ready.take().map(|(other, _)| other),
+                false => None,
+            };
         }
     }
 
@@ -542,6 +568,34 @@ mod tests {
             let (nid, _) = nids.take(0, &source).unwrap().unwrap();
             assert_eq!(nid.0 / REGION_NIDS, 1);
         }
+    }
+
+    /// Its damage cost one create an error, though other regions had free nids.
+    #[test]
+    fn a_damaged_region_is_passed_over() {
+        struct Damaged;
+        impl NidSource for Damaged {
+            type Error = ();
+            fn may_pass(_: &()) -> bool {
+                false
+            }
+            fn used_nids(&self, region: u32) -> Result<Vec<u64>, ()> {
+                match region {
+                    1 => Err(()),
+                    _ => Ok(vec![0; WORDS]),
+                }
+            }
+            fn last_versions(
+                &self,
+                _: Nid,
+                _: &mut LeafNids,
+            ) -> Result<Box<[u64; LEAF_NIDS as usize]>, ()> {
+                Ok(Box::new([0; LEAF_NIDS as usize]))
+            }
+        }
+        let nids = Nids::new(1, vec![0, 63 * 256, 63 * 256]);
+        let (nid, _) = nids.take(0, &Damaged).unwrap().unwrap();
+        assert_eq!(nid.0 / REGION_NIDS, 2);
     }
 
     /// A nid of a region not looked at yet was deleted, the checkpoint has seen that, and then

@@ -186,7 +186,12 @@ impl<C: Content> NidSource for Store<C> {
     }
 
     fn used_nids(&self, region: u32) -> Result<Vec<u64>, Error> {
-        self.table.bitmap(region as u64)
+        let used = self.table.bitmap(region as u64);
+        used.inspect_err(|error| {
+            if !Self::may_pass(error) {
+                tracing::warn!("free nids of region {region} are not used: {error}");
+            }
+        })
     }
 
     fn last_versions(
@@ -572,13 +577,18 @@ impl<C: Content> Store<C> {
 
     /// A nid for a new node.
     pub fn reserve_nid(&self) -> Result<FreshNid<'_, C>, Error> {
+        let shard = self.shard();
         let (nid, last_version) = loop {
-            let taken = self.nids.take(self.shard(), self)?;
+            let taken = self.nids.take(shard, self)?;
             let (nid, last_version) = taken.ok_or(Error::NoSpace)?;
             match self.table.prepare(nid) {
                 Ok(()) => break (nid, last_version),
-                // What is free there has become useless since it was found; until the next mount nobody gets it again.
-                Err(error) => tracing::error!("node {nid} is not used: {error}"),
+                // What is free there has become useless since it was found, all of it at once.
+                Err(error) => {
+                    tracing::error!("free nids beside node {nid} are not used: {error}");
+                    let for_now = Self::may_pass(&error);
+                    self.nids.leave_leaf(shard, nid, for_now);
+                }
             }
         };
         Ok(FreshNid {

@@ -1,6 +1,7 @@
 //! Room that data and metadata take from each other, and give back.
 
 use crate::world::{Change, TestStore, World, change, create, delete, fill, free, take_all};
+use device::sim::Times;
 use engine::{Error, Need, StoreOptions};
 use format::Nid;
 
@@ -210,4 +211,44 @@ fn room_is_shown_that_data_can_have_after_metadata_has_shrunk() {
     store.close().unwrap();
     drop(store);
     world.check("after data had what was shown");
+}
+
+/// All nids of the leaf that were ready were tried, each with a read that failed, and nobody got them any more.
+#[test]
+fn nids_in_a_leaf_that_cannot_be_read_are_left_at_once_and_come_back() {
+    const LEAF: u64 = format::table::LEAF_NIDS;
+    let world = World::new(31, &[64]);
+    let options = StoreOptions {
+        shards: 1,
+        ..World::options()
+    };
+    let store = world.open_with(options).unwrap();
+    let mut nids: Vec<Nid> = (0..24_100)
+        .map(|i| create(&store, vec![i]).unwrap())
+        .collect();
+    let last = nids[nids.len() - 1].0;
+    let (leaf, left) = (last / LEAF, LEAF - 1 - last % LEAF);
+    assert!(left > 50, "{left} are ready");
+    store.sync().unwrap();
+    store.checkpoint().unwrap();
+    // Others' leaves push that one out of memory.
+    for _ in 0..3 {
+        let others = nids.iter().step_by(LEAF as usize / 2);
+        for nid in others.filter(|nid| nid.0 / LEAF != leaf) {
+            store.get(*nid).unwrap();
+        }
+    }
+    world.devices[0].fail_reads(Times::Always, None);
+    let fresh = store.reserve_nid().unwrap();
+    let reads = world.devices[0].struck().len();
+    assert!((1..=4).contains(&reads), "{reads} reads");
+    assert_ne!(fresh.nid().0 / LEAF, leaf);
+    drop(fresh);
+    world.devices[0].heal();
+    // What is free is found again when it is much.
+    nids.drain(..).for_each(|nid| delete(&store, nid).unwrap());
+    // Each is kept, or the next one is the same.
+    let free: Vec<_> = (0..30_000).map(|_| store.reserve_nid().unwrap()).collect();
+    let found = free.iter().filter(|fresh| fresh.nid().0 / LEAF == leaf);
+    assert_eq!(found.count() as u64, LEAF);
 }
