@@ -73,7 +73,8 @@ impl FileSystem {
     ///
     /// # Errors
     /// [`Error::BadHandle`], of all calls that write, when the file was opened with `O_RDONLY`; [`Error::NoSpace`] and [`Error::FileTooLarge`], with nothing written;
-    /// [`Error::ReadOnly`]. Through a handle with `O_SYNC` or `O_DSYNC` also those of [`fsync`](Self::fsync), and then the bytes have been written: others
+    /// [`Error::ReadOnly`]. Through a handle with `O_SYNC` or `O_DSYNC` also those of [`fsync`](Self::fsync), and through one with `O_DIRECT` those of writing back what are no whole
+    /// pages, or are appended, and then the bytes have been written: others
     /// see them, but a crash may take them. To make them durable write them again, to the same place: that is all right as often as needed, but a second append is
     /// there twice. So who appends and must know better what became of it appends through a handle without these flags, which tells where, and syncs then.
     pub fn write(&self, file: &OpenFile, offset: u64, data: &[u8]) -> Result<usize, Error> {
@@ -106,7 +107,7 @@ impl FileSystem {
     /// of several that append at once each has a place of its own. Fewer bytes than given only when space ran out, or a device failed, or at the largest size.
     ///
     /// # Errors
-    /// Those of [`write`](Self::write). If it is the sync of a handle with `O_SYNC` or `O_DSYNC` that fails, the bytes have been appended.
+    /// Those of [`write`](Self::write). If it is the sync of a handle with `O_SYNC` or `O_DSYNC` that fails, or the write-back of one with `O_DIRECT`, the bytes have been appended.
     pub fn append(&self, file: &OpenFile, data: &[u8]) -> Result<(u64, usize), Error> {
         self.files.owning(file)?.append(file, data)
     }

@@ -7,15 +7,15 @@
 //!
 //! Invariants (those of one set are in [`set`], of a look without its lock in [`tags`]):
 //! 1. A page is in at most one frame, and that frame is in the set its key hashes to.
-//! 2. A dirty page is never evicted. It stops being dirty by `complete` with the stamp it was
-//!    copied at (a write in between changes the stamp), or by `invalidate`.
+//! 2. A dirty page is never evicted. It stops being dirty by `complete` or `inlined` with the stamp it was
+//!    copied at (a write in between changes the stamp), by `invalidate`, or by `supersede`.
 //! 3. A page is in the dirty index exactly when its frame is dirty: both change under the
 //!    lock of its set.
 //! 4. `dirty` counts the dirty frames, `promised` the frames among them that hold a promised block, each in parts that are right together when
 //!    nobody adds; that of an index entry those of its file.
 //! 5. A read returns what its page held at one moment while it ran: it comes before or after each overwrite as a whole.
 //! 6. A page that is absent, in a set whose count of pages that were written and departed, or were written past the cache, is what it
-//!    was when the page was absent before, has not been written in between, unless somebody invalidated it: what was read from its
+//!    was when the page was absent before, has not been written in between, unless somebody invalidated it, or kept another content of it: what was read from its
 //!    device meanwhile is its content.
 //! 7. Frames are given to ways in order, so memory that was touched is at the front of the region. Behind those of all ways are
 //!    the spare ones ([`guards`]).
@@ -23,7 +23,7 @@
 //!    number, then finds the page not in the index, reads its block and finds the number as it was, has read what nobody had seen change by then.
 //!
 //! Transitions: absent → clean (`admit`, `keep`, `Load::publish`), absent or clean → dirty (`write`), clean → dirty (`overwrite`), dirty → clean
-//! (`complete`, `inlined`), clean → absent (eviction, `forget`), any → absent (`invalidate`).
+//! (`complete`, `inlined`), clean → absent (eviction, `forget`), any → absent (`invalidate`, `supersede`).
 
 mod counters;
 mod crowd;
@@ -404,7 +404,8 @@ impl PageCache {
     }
 
     /// Keeps a page just read from its device, in place of the one that is cached, if no wait is needed for that. The
-    /// key has no dirty pages. Not counted.
+    /// key has no dirty pages. Not counted, nor does invariant 6 count it: nobody else reads the page meanwhile, as the caller has the file's I/O lock
+    /// exclusively, or it is metadata's.
     pub fn keep(&self, key: FileKey, page: u64, content: &[u8]) {
         let place = self.place(key, page);
         let Some(mut set) = place.set.try_lock() else {

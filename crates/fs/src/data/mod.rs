@@ -17,7 +17,8 @@
 //! 4. Whoever misses a page in the cache under the I/O lock finds its newest content in the inode or
 //!    on the device: a dirty page never leaves the cache otherwise. Under the shared one the page may be another by the time it is
 //!    read: whoever reads it asks the cache once more ([`write`], 6).
-//! 5. No wait for a device, a commit or a checkpoint happens under a node lock.
+//! 5. No wait for a device, a commit or a checkpoint happens under a node lock, but one: of a file whose extents are in a tree, who looks them up
+//!    or plans a change of them reads nodes of it that are not in memory under the lock of the inode.
 //! 6. A sync does not wait for other files' data, but for one piece of it ([`pace`]).
 //! 7. A write that needs no record to go home leaves its pages to the threads of [`clean`]; all other dirty pages are write-back's.
 

@@ -119,7 +119,7 @@ impl Files {
     /// nothing. With `O_SYNC` or `O_DSYNC` it is durable on return; if that fails it is written all the same.
     ///
     /// `O_DIRECT` with offset and length in whole pages bypasses the cache; otherwise it is a
-    /// buffered write that is written back before it returns. Of a file that was cut to nothing and is written anew both stay in the cache, up to 64 MiB.
+    /// buffered write that is written back before it returns; if that fails it is written all the same. Of a file that was cut to nothing and is written anew both stay in the cache, up to 64 MiB.
     pub fn write(&self, file: &OpenFile, offset: u64, data: &[u8]) -> Result<usize, Error> {
         if !file.writable() {
             return Err(Error::BadHandle);

@@ -10,8 +10,8 @@
 //!
 //! Invariants:
 //! 1. A piece is a read in flight ([`flight`](super::super::flight)): it holds nothing that anybody waits for, and counts only as far as it stands when it is
-//!    handed out. Of the pages that a read hands out, all were what the file held at one moment of the read: the later one of its beginning and of the youngest
-//!    piece's, since all pieces are asked after both.
+//!    handed out. Of the pages that a read hands out, all that pieces brought were what the file held at one moment of the read: the later one of its beginning
+//!    and of the youngest piece's, since all pieces are asked after both. Each of the others was that at a moment of its own.
 //! 2. A piece brings all pages, if none was dirty when it began; or else those that were not cached. The others are read from the cache when they are handed out; one that has left it by
 //!    then is missing.
 //! 3. A read is handed out by pieces as a whole, or not by them at all: where a piece has failed, is over, or is missing, it goes through the cache, and its error is
