@@ -317,7 +317,9 @@ impl AtomicWrites {
             (committed, is_disturbed, is_misled)
         };
         if committed.is_err() || is_disturbed {
-            self.drop_pages(pending, is_misled);
+            self.drop_pages(Arc::clone(&pending), is_misled);
+            // Who is told that it failed reads what the kernel has.
+            self.wait_until_gone(&pending);
         } else {
             // Answers with the size and times from before may be on their way. Those that find it gone below were asked for later, or are
             // older for the kernel than this.
@@ -517,19 +519,6 @@ impl AtomicWrites {
         if let Some(notifier) = self.0.notifier.get() {
             notifier.drop_outdated(pages);
         }
-    }
-
-    /// A request was answered: what others left to its worker comes now.
-    pub fn answered(&self) {
-        if let Some(notifier) = self.0.notifier.get() {
-            notifier.answered();
-        }
-    }
-
-    /// Whether there may be anything for [`wrote`](Self::wrote) or [`answered`](Self::answered).
-    pub fn owes(&self) -> bool {
-        let notifier = self.0.notifier.get();
-        self.0.outdated_count.load(Ordering::Relaxed) > 0 || notifier.is_some_and(Notifier::owes)
     }
 
     /// Whether what a handle changes may go to the file.

@@ -15,7 +15,7 @@ use crate::decode::{Malformed, Operation, Request, decode};
 use crate::dirent::{DirectoryReply, counted_nodes};
 use crate::encode;
 use crate::mounting::{IOC_CALLER, IOC_DAEMON_PID};
-use crate::ops::{Entry, Errno, NodeId, Opened, Operations, Result, Span};
+use crate::ops::{Entry, Errno, Opened, Operations, Result, Span};
 use crate::transport::backlog::Backlog;
 
 /// Where the answer to one request goes.
@@ -23,23 +23,10 @@ pub trait Reply {
     /// Sends one message made of `parts`. `Ok(false)`: nobody waits for it any more.
     fn send(&mut self, parts: &[IoSlice<'_>]) -> std::io::Result<bool>;
 
-    /// What was sent is on its way only when the handler of the request has returned. So what has to come after that is not for the
-    /// handler to do.
-    fn is_deferred(&self) -> bool {
-        false
-    }
-
     /// The way for an answer that is given when the handler has returned; `None`: the handler gives it.
     fn detached(&self) -> Option<Box<dyn Reply + Send>> {
         None
     }
-}
-
-/// What is to be done when a request was answered.
-#[derive(Clone, Copy, Debug)]
-pub struct Owed {
-    /// The node that it wrote, or whose attributes it set.
-    pub written: Option<NodeId>,
 }
 
 /// Turns requests into calls of `operations`.
@@ -161,14 +148,8 @@ impl Exchange<'_> {
 }
 
 impl<O: Operations> Dispatcher<O> {
-    /// Answers one message. `scratch` holds the data of answers and bounds their size. What comes after the answer is done, too,
-    /// unless that is deferred: then it is returned, for [`after`](Self::after).
-    pub fn handle(
-        &self,
-        message: &[u8],
-        scratch: &mut [u8],
-        reply: &mut dyn Reply,
-    ) -> Option<Owed> {
+    /// Answers one message. `scratch` holds the data of answers and bounds their size.
+    pub fn handle(&self, message: &[u8], scratch: &mut [u8], reply: &mut dyn Reply) {
         match decode(message, self.negotiated) {
             Ok(request) => {
                 tracing::trace!(opcode = request.opcode, node = request.node, "request");
@@ -181,12 +162,9 @@ impl<O: Operations> Dispatcher<O> {
                     reply,
                 };
                 self.answer(request, scratch, &mut exchange);
-                let owed = Owed { written };
-                // Who reads what has no answer is waited for, and waits for nobody.
-                if reply.is_deferred() || self.backlog.is_some() {
-                    return self.operations.owes().then_some(owed);
+                if let Some(node) = written {
+                    self.operations.wrote(node);
                 }
-                self.after(owed);
             }
             Err(malformed) => {
                 tracing::warn!(%malformed, "ignored");
@@ -197,15 +175,6 @@ impl<O: Operations> Dispatcher<O> {
                 }
             }
         }
-        None
-    }
-
-    /// Does what comes after an answer. It may wait for requests that others serve.
-    pub fn after(&self, owed: Owed) {
-        if let Some(node) = owed.written {
-            self.operations.wrote(node);
-        }
-        self.operations.answered();
     }
 
     /// Has references done that were given back. True: there were some.

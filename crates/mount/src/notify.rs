@@ -1,29 +1,32 @@
 //! Telling the kernel that what it has cached of a file is not so any more.
 //!
 //! The kernel takes such a message only when it has locked the pages that it drops, and a locked page may wait for an answer of this very
-//! process. Invariants:
-//! 1. Nobody sends one who holds a lock that a request may wait for.
-//! 2. Whoever waits in one leaves a worker that waits for requests, and at most half of all that there can be do: the others serve what those pages
-//!    wait for. Nor more than half of the requests that the kernel sends in the background at a time, which read-ahead shares with releases. What comes
-//!    beyond that is left to who is at it already ([`Notifier::drop_pages`]), who answers its own request first ([`Notifier::answered`]); the first is
-//!    never refused.
-//!    Likewise the answers that wait for a drop ([`Notifier::drop_written`]): those pages may be locked by read-ahead that the kernel has not sent yet.
-//! 3. What is dropped while a write of it is on its way is dropped again after that write ([`crate::rereads`]).
-//! 4. Who waits for one that another sends ([`Notifier::wait`]) leaves a worker besides that one, or waits for a short time only: the drop may need
-//!    that worker.
-//! 5. A worker that has requests of some queue for itself alone sends none at all: a page may be locked until that very worker gives its next
-//!    answer. What it has to drop is left at once to a thread that serves no requests ([`Notifier::set_helper`]).
+//! process. Until then it takes no signal, and so runs nothing for the thread that has sent the message: what that thread has submitted to a ring that others wait at
+//! (`device`, `queue/flights.rs`) is told to nobody. A worker that had begun read-ahead and then dropped pages kept it from the worker that served the read which had these pages locked, for
+//! ever. Invariants:
+//! 1. No thread that may have submitted anything has pages dropped. Threads do that which do nothing else ([`Notifier::start`]); others leave it to them, and
+//!    may wait where they can be woken, without a lock that a request may wait for.
+//! 2. So what waits for such a drop is no read and no write-back of a page, nor a SETATTR, which holds up write-back: the drop may wait for these.
+//! 3. Who waits for one leaves a worker to serve what those pages wait for, or waits for a short time only ([`Notifier::wait`]). A worker that has requests of some queue for
+//!    itself alone does not wait.
+//!    Answers that wait for a drop ([`Notifier::drop_written`]) are at most half of the requests that the kernel sends in the background at a time, which read-ahead shares
+//!    with releases: those pages may be locked by read-ahead that the kernel has not sent yet.
+//! 4. Of the threads that drop pages at most a part is at one file ([`OF_A_FILE_MAX`]): one whose pages stay locked, or are written back one by one, does not hold up all others.
+//! 5. What is left is bounded: who waits no more takes it back, and many outdated ranges of a file become all of it.
+//! 6. What is dropped while a write of it is on its way is dropped again after that write ([`crate::rereads`]).
 
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use base::clock::now_ns;
 use base::sync::{Condvar, Mutex, MutexGuard, rank};
+use base::thread;
 use zerocopy::IntoBytes;
 
 use crate::abi;
@@ -32,8 +35,15 @@ use crate::rereads::{Race, Rereads, Writing};
 use crate::session::BACKGROUND_MAX;
 use crate::transport::Bell;
 
-/// Workers that may be at it at a time, however many there are: invariant 2.
+/// Workers that may wait at a time, however many there are, and answers that are withheld: invariant 3.
 const BUSY_MAX: usize = BACKGROUND_MAX as usize / 2;
+
+/// Threads that drop pages. They wait, mostly.
+const DROPPERS_MAX: usize = 8;
+/// Of these at one file.
+const OF_A_FILE_MAX: usize = 2;
+/// Ranges of a file that are left, before all of it is.
+const RANGES_MAX: usize = 64;
 
 /// How long somebody waits for pages to be dropped: they wait for answers of this daemon, which others give.
 const WAIT_MAX: Duration = Duration::from_secs(5);
@@ -42,7 +52,7 @@ const START_NAPS: usize = 20;
 const START_NAP_NS: u64 = 100_000;
 
 thread_local! {
-    /// Invariant 5.
+    /// Invariant 3.
     static ALONE: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -112,6 +122,15 @@ impl Pages {
         self.node == node
     }
 
+    /// When another thread drops them, at a time that nobody knows: whoever asked may have the kernel's lock no more.
+    fn later(self) -> Pages {
+        let race = match self.race {
+            Race::None => Race::Any,
+            race => race,
+        };
+        Pages { race, ..self }
+    }
+
     fn has(&self, other: &Pages) -> bool {
         let (mine, others) = (&self.bytes, &other.bytes);
         self.node == other.node && mine.start <= others.start && others.end <= mine.end
@@ -127,9 +146,6 @@ impl Pages {
 /// What follows the drop of a file's pages.
 type Then = Box<dyn FnOnce() + Send>;
 
-/// Has a thread that serves no requests call [`Notifier::answered`].
-type Helper = Box<dyn Fn() + Send + Sync>;
-
 /// See the module's head. Its copies are one.
 #[derive(Clone)]
 pub struct Notifier(Arc<Inner>);
@@ -138,26 +154,31 @@ struct Inner {
     bell: Option<Arc<dyn Bell>>,
     hands: Hands,
     turns: Mutex<Turns>,
-    /// [`Turns::owing`], for a look without the lock: who owes sees it, for it has stored it itself.
-    owing: AtomicUsize,
+    /// Something is left, or it is over: for threads that drop pages.
+    called: Condvar,
     /// Answers that wait for pages to be dropped.
     withheld: AtomicUsize,
     rereads: Rereads,
-    helper: OnceLock<Helper>,
 }
 
 #[derive(Default)]
 struct Turns {
-    /// Workers in a drop, or about to answer and to do what is left.
-    dropping: usize,
-    /// The latter of these.
-    owing: usize,
-    /// Workers that wait for one.
+    /// Workers that wait for a drop.
     waiting: usize,
-    /// Left to those who drop.
+    /// In the order in which it came.
     left: VecDeque<Left>,
     /// Of the next one that is left.
     ticket: u64,
+    /// Under way: one for each thread that is at it.
+    going: Vec<Going>,
+    /// Threads that drop pages, or are being started; 0: nobody drops any yet.
+    threads: usize,
+    /// Those of them that sleep and were not called.
+    idle: usize,
+    /// Those that were, and have not looked yet.
+    called: usize,
+    handles: Vec<thread::JoinHandle>,
+    is_over: bool,
 }
 
 struct Left {
@@ -168,14 +189,16 @@ struct Left {
     is_relied_on: bool,
 }
 
+struct Going {
+    node: NodeId,
+    ticket: u64,
+    /// Who waited with the kernel's lock does so no more, and has begun a window that ends with the drop.
+    is_raced: bool,
+}
+
 impl Turns {
-    /// For somebody else, who has no lock of the kernel's.
-    fn leave(&mut self, pages: Pages, then: Then) -> u64 {
-        let race = match pages.race {
-            Race::None => Race::Any,
-            race => race,
-        };
-        let (pages, ticket) = (Pages { race, ..pages }, self.ticket);
+    fn add(&mut self, pages: Pages, then: Then) -> u64 {
+        let ticket = self.ticket;
         self.ticket += 1;
         self.left.push_back(Left {
             pages,
@@ -186,10 +209,43 @@ impl Turns {
         ticket
     }
 
-    /// Who left it needs it no more.
-    fn withdraw(&mut self, ticket: u64) {
+    /// The next to be dropped: invariant 4.
+    fn take(&mut self) -> Option<Left> {
+        let going = &self.going;
+        let may_be = |left: &Left| {
+            let at_it = going.iter().filter(|going| left.pages.is_of(going.node));
+            at_it.count() < OF_A_FILE_MAX
+        };
+        let place = self.left.iter().position(may_be)?;
+        let left = self.left.remove(place)?;
+        self.going.push(Going {
+            node: left.pages.node,
+            ticket: left.ticket,
+            is_raced: false,
+        });
+        Some(left)
+    }
+
+    /// A drop came to its end; whether a window does with it.
+    fn end(&mut self, ticket: u64) -> bool {
+        let place = self.going.iter().position(|going| going.ticket == ticket);
+        place.is_some_and(|place| self.going.swap_remove(place).is_raced)
+    }
+
+    /// Who left it needs it no more; whether it is under way.
+    fn withdraw(&mut self, ticket: u64) -> bool {
         self.left
             .retain(|left| left.ticket != ticket || left.is_relied_on);
+        if let Some(left) = self.left.iter_mut().find(|left| left.ticket == ticket) {
+            left.pages.race = Race::Any;
+        }
+        self.going.iter().any(|going| going.ticket == ticket)
+    }
+
+    /// Somebody goes on without waiting for its end any more; false: it has come.
+    fn race(&mut self, ticket: u64) -> bool {
+        let going = self.going.iter_mut().find(|going| going.ticket == ticket);
+        going.map(|going| going.is_raced = true).is_some()
     }
 }
 
@@ -206,16 +262,95 @@ impl Notifier {
             bell,
             hands,
             turns: Mutex::new(rank::LEAF, Turns::default()),
-            owing: AtomicUsize::new(0),
+            called: Condvar::new(),
             withheld: AtomicUsize::new(0),
             rereads: Rereads::new(),
-            helper: OnceLock::new(),
         }))
     }
 
-    /// Where a worker serves a queue alone: invariant 5. For the first caller.
-    pub(crate) fn set_helper(&self, helper: Helper) {
-        self.0.helper.get_or_init(|| helper);
+    /// Starts the first thread that drops pages; further ones come when they are needed. Until then, what is left stays. They end with what this returns.
+    pub(crate) fn start(&self) -> std::io::Result<Droppers> {
+        self.0.turns.lock().threads = 1;
+        self.start_one()?;
+        Ok(Droppers(self.clone()))
+    }
+
+    /// One that is counted already.
+    fn start_one(&self) -> std::io::Result<()> {
+        let notifier = self.clone();
+        let started = thread::spawn("fuse-drops", move || {
+            if catch_unwind(AssertUnwindSafe(|| notifier.serve())).is_err() {
+                tracing::error!(
+                    "a drop of cached pages panicked; aborting so that no caller hangs"
+                );
+                std::process::abort();
+            }
+        });
+        let mut turns = self.0.turns.lock();
+        match started {
+            Ok(handle) => {
+                turns.handles.push(handle);
+                Ok(())
+            }
+            Err(error) => {
+                turns.threads -= 1;
+                Err(error)
+            }
+        }
+    }
+
+    /// Drops what is left until it is over.
+    fn serve(&self) {
+        let mut turns = self.0.turns.lock();
+        while !turns.is_over {
+            if let Some(left) = turns.take() {
+                drop(turns);
+                self.do_one(left);
+                turns = self.0.turns.lock();
+                continue;
+            }
+            turns.idle += 1;
+            while turns.called == 0 && !turns.is_over {
+                self.0.called.wait(&mut turns);
+            }
+            turns.called = turns.called.saturating_sub(1);
+        }
+    }
+
+    fn do_one(&self, left: Left) {
+        let node = left.pages.node;
+        self.send_drop(&left.pages);
+        let is_raced = self.0.turns.lock().end(left.ticket);
+        if is_raced {
+            self.0.rereads.end(node, now_ns());
+        }
+        (left.then)();
+    }
+
+    /// Has a thread drop pages that does nothing else. Returns under which number.
+    fn leave(&self, pages: Pages, then: Then) -> u64 {
+        let (ticket, needs_another) = {
+            let mut turns = self.0.turns.lock();
+            if turns.is_over {
+                // The kernel has nothing cached any more.
+                return turns.ticket;
+            }
+            let ticket = turns.add(pages, then);
+            let needs_another = turns.idle == 0 && (1..DROPPERS_MAX).contains(&turns.threads);
+            if needs_another {
+                turns.threads += 1;
+            } else if turns.idle > 0 {
+                turns.idle -= 1;
+                turns.called += 1;
+                self.0.called.notify_one();
+            }
+            (ticket, needs_another)
+        };
+        if needs_another && let Err(error) = self.start_one() {
+            // There is one.
+            tracing::debug!(%error, "cannot start another thread to drop cached pages");
+        }
+        ticket
     }
 
     /// The kernel asks for attributes of a file anew, and takes no answer to what it has asked before this. Waits for nothing.
@@ -228,73 +363,13 @@ impl Notifier {
         self.send(node, (0, 0));
     }
 
-    /// The kernel drops these pages; then does `then`. This is so when the call returns, unless too many workers are at
-    /// others: then soon. Whoever calls this in a request calls [`answered`](Self::answered) after the answer.
+    /// The kernel drops these pages soon; then `then` is done, by the thread that has dropped them.
     pub(crate) fn drop_pages(&self, pages: Pages, then: Then) {
-        self.drop_or_leave(pages, then);
-    }
-
-    /// The same; returns under which number it was left to others.
-    fn drop_or_leave(&self, pages: Pages, then: Then) -> Option<u64> {
-        {
-            let mut turns = self.0.turns.lock();
-            let most = (self.0.hands.most / 2).min(BUSY_MAX);
-            let is_crowded = turns.dropping + turns.waiting >= most || !self.0.hands.are_free();
-            // Who else would do what is left?
-            if turns.dropping > 0 && is_crowded {
-                return Some(turns.leave(pages, then));
-            }
-            turns.dropping += 1;
-            if ALONE.get() {
-                let ticket = turns.leave(pages, then);
-                turns.owing += 1;
-                self.0.owing.store(turns.owing, Ordering::Relaxed);
-                drop(turns);
-                // Without one it comes after the answer.
-                self.0.helper.get().inspect(|helper| helper());
-                return Some(ticket);
-            }
-        }
-        self.send_drop(&pages);
-        then();
-        let mut turns = self.0.turns.lock();
-        match turns.left.is_empty() {
-            true => turns.dropping -= 1,
-            false => {
-                turns.owing += 1;
-                self.0.owing.store(turns.owing, Ordering::Relaxed);
-            }
-        }
-        None
-    }
-
-    /// Whether somebody owes that.
-    pub fn owes(&self) -> bool {
-        self.0.owing.load(Ordering::Relaxed) > 0
-    }
-
-    /// A request was answered: does what was left to it meanwhile, and comes until then.
-    pub fn answered(&self) {
-        if self.0.owing.load(Ordering::Relaxed) == 0 || ALONE.get() {
-            return;
-        }
-        let mut turns = self.0.turns.lock();
-        if turns.owing == 0 {
-            return;
-        }
-        turns.owing -= 1;
-        self.0.owing.store(turns.owing, Ordering::Relaxed);
-        while let Some(Left { pages, then, .. }) = turns.left.pop_front() {
-            drop(turns);
-            self.send_drop(&pages);
-            then();
-            turns = self.0.turns.lock();
-        }
-        turns.dropping -= 1;
+        self.leave(pages.later(), then);
     }
 
     /// The kernel drops pages that it may have as they were before a direct write, which is then answered. Of too many of these at a time some are answered
-    /// before (invariant 2).
+    /// before (invariant 3).
     pub(crate) fn drop_written(&self, node: NodeId, bytes: Range<u64>, answer: Then) {
         if self.0.withheld.fetch_add(1, Ordering::SeqCst) >= BUSY_MAX {
             self.0.withheld.fetch_sub(1, Ordering::SeqCst);
@@ -312,15 +387,30 @@ impl Notifier {
 
     /// The kernel drops pages that are not what a write has made. Once for all such writes that nobody has come to yet.
     pub(crate) fn drop_outdated(&self, pages: Pages) {
+        let mut pages = pages.later();
         {
             let mut turns = self.0.turns.lock();
-            let mut left = turns.left.iter_mut();
-            if let Some(left) = left.find(|left| left.pages.has(&pages)) {
+            if let Some(left) = turns.left.iter_mut().find(|left| left.pages.has(&pages)) {
                 left.is_relied_on = true;
+                left.pages.race = left.pages.race.max(pages.race);
                 return;
+            }
+            let of_file = turns
+                .left
+                .iter()
+                .filter(|left| left.pages.is_of(pages.node));
+            if of_file.count() >= RANGES_MAX {
+                pages.bytes = 0..u64::MAX;
             }
         }
         self.drop_pages(pages, Box::new(|| {}));
+    }
+
+    /// The same before the answer, if that does not take too long.
+    pub(crate) fn drop_outdated_and_wait(&self, pages: Pages) {
+        if !self.drop_pages_and_wait(pages.clone()) {
+            self.drop_outdated(pages);
+        }
     }
 
     /// These bytes of a file are about to be read for the kernel's request of this number.
@@ -354,7 +444,7 @@ impl Notifier {
         self.0.rereads.end(pages.node, now_ns());
     }
 
-    /// As [`drop_pages`](Self::drop_pages), and waits until it is so, as well as can be: false, it may not be, and nobody does it later for this caller's sake.
+    /// As [`drop_pages`](Self::drop_pages), and waits until it is so, as well as can be; so the kernel's lock of the file, if the request has it, is kept meanwhile: false, it may not be, and nobody does it later for this caller's sake.
     pub(crate) fn drop_pages_and_wait(&self, pages: Pages) -> bool {
         let dropped = Arc::new((Mutex::new(rank::LEAF, false), Condvar::new()));
         let then = {
@@ -365,21 +455,28 @@ impl Notifier {
                 told.notify_all();
             }
         };
-        let Some(ticket) = self.drop_or_leave(pages, Box::new(then)) else {
-            return true;
-        };
+        let node = pages.node;
+        let ticket = self.leave(pages, Box::new(then));
         let (is_done, told) = &*dropped;
         let is_dropped = self.wait(Duration::ZERO, |most| {
             wait_at_most(most, told, &mut is_done.lock(), |is_done| *is_done)
         });
         if !is_dropped {
             // Who asks again and again would fill the memory with these.
-            self.0.turns.lock().withdraw(ticket);
+            let is_going = self.0.turns.lock().withdraw(ticket);
+            if is_going {
+                // The caller's answer gives back the kernel's lock in the middle of it.
+                self.0.rereads.begin(node, Race::Any, now_ns());
+                let is_raced = self.0.turns.lock().race(ticket);
+                if !is_raced {
+                    self.0.rereads.end(node, now_ns());
+                }
+            }
         }
         is_dropped
     }
 
-    /// Waits for what others drop: `waiting` does, for so long at most. That is `crowded` if too few workers would be left, who may be what the
+    /// Waits for a drop: `waiting` does, for so long at most. That is `crowded` if too few workers would be left, who may be what the
     /// drop waits for.
     pub(crate) fn wait<T>(&self, crowded: Duration, waiting: impl FnOnce(Duration) -> T) -> T {
         let turn = self.turn();
@@ -391,18 +488,18 @@ impl Notifier {
         if ALONE.get() {
             return None;
         }
-        {
+        let is_first = {
             let mut turns = self.0.turns.lock();
-            let busy = turns.waiting + turns.dropping.max(1);
-            if busy + 1 >= self.0.hands.most.min(BUSY_MAX) {
+            if turns.waiting + 1 >= self.0.hands.most.min(BUSY_MAX) {
                 return None;
             }
             turns.waiting += 1;
-        }
+            turns.waiting == 1
+        };
         let turn = Turn(self);
-        // Whoever takes a request as the last starts another worker then.
+        // Whoever takes a request as the last starts another worker then. All others are at requests now, if this is the first that waits.
         let mut naps = 0;
-        while !self.0.hands.are_free() {
+        while !is_first && !self.0.hands.are_free() {
             if naps == START_NAPS {
                 return None;
             }
@@ -412,7 +509,17 @@ impl Notifier {
         Some(turn)
     }
 
-    /// Workers that wait for what others drop.
+    /// Drops what is left, where no thread does.
+    #[cfg(test)]
+    pub(crate) fn drop_left(&self) {
+        loop {
+            let left = self.0.turns.lock().take();
+            let Some(left) = left else { break };
+            self.do_one(left);
+        }
+    }
+
+    /// Workers that wait for a drop.
     #[cfg(test)]
     pub(crate) fn waiting(&self) -> usize {
         self.0.turns.lock().waiting
@@ -470,6 +577,28 @@ pub(crate) fn wait_at_most<T>(
     true
 }
 
+/// The threads that drop pages of a session. When this goes, they end with what they are at; the rest is forgotten, as the kernel has nothing cached any more.
+pub(crate) struct Droppers(Notifier);
+
+impl Drop for Droppers {
+    fn drop(&mut self) {
+        let inner = &self.0.0;
+        let (left, handles) = {
+            let mut turns = inner.turns.lock();
+            turns.is_over = true;
+            inner.called.notify_all();
+            let left = std::mem::take(&mut turns.left);
+            (left, std::mem::take(&mut turns.handles))
+        };
+        drop(left);
+        for handle in handles {
+            if handle.join().is_err() {
+                tracing::error!("a thread that drops cached pages panicked");
+            }
+        }
+    }
+}
+
 /// See [`Notifier::turn`].
 struct Turn<'a>(&'a Notifier);
 
@@ -482,108 +611,180 @@ impl Drop for Turn<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Weak;
 
-    /// Asks, while it is rung, for three drops more.
-    #[derive(Default)]
-    struct Nested {
-        notifier: Later,
-        rung: AtomicUsize,
+    /// A kernel that drops pages of file 0 when it is told to go on, and others at once; and who has told it what.
+    struct Kernel {
+        told: Mutex<Vec<(thread::Id, NodeId)>>,
+        goes_on: Mutex<bool>,
+        changed: Condvar,
     }
 
-    type Later = std::sync::OnceLock<Weak<Inner>>;
+    impl Kernel {
+        fn new() -> Arc<Kernel> {
+            Arc::new(Kernel {
+                told: Mutex::new(rank::LEAF, Vec::new()),
+                goes_on: Mutex::new(rank::LEAF, false),
+                changed: Condvar::new(),
+            })
+        }
 
-    impl Bell for Nested {
+        fn go_on(&self) {
+            *self.goes_on.lock() = true;
+            self.changed.notify_all();
+        }
+
+        fn told(&self) -> usize {
+            self.told.lock().len()
+        }
+    }
+
+    impl Bell for Kernel {
         fn ring(&self, parts: &[IoSlice<'_>]) -> std::io::Result<bool> {
-            let bytes: usize = parts.iter().map(|part| part.len()).sum();
-            assert_eq!(bytes, 40);
-            let rung = self.rung.fetch_add(1, Ordering::Relaxed);
-            let notifier = self.notifier.get().and_then(Weak::upgrade);
-            if let (0, Some(inner)) = (rung, notifier) {
-                (0..3).for_each(|n| {
-                    Notifier(Arc::clone(&inner)).drop_pages(Pages::all(n), Box::new(|| {}))
-                });
-                assert_eq!(
-                    self.rung.load(Ordering::Relaxed),
-                    1,
-                    "they are left to the first"
-                );
+            use zerocopy::FromBytes;
+            let message = abi::NotifyInvalInodeOut::read_from_bytes(&parts[1]).unwrap();
+            self.told.lock().push((thread::Id::current(), message.ino));
+            let mut goes_on = self.goes_on.lock();
+            while message.ino == 0 && !*goes_on {
+                self.changed.wait(&mut goes_on);
             }
             Ok(true)
         }
     }
 
+    fn nothing() -> Then {
+        Box::new(|| {})
+    }
+
+    fn with(kernel: &Arc<Kernel>, most: usize, idle: usize) -> Notifier {
+        let idle = Arc::new(AtomicUsize::new(idle));
+        let bell = Arc::clone(kernel) as Arc<dyn Bell>;
+        Notifier::new(Some(bell), Hands { most, idle })
+    }
+
+    /// A worker had begun read-ahead, and dropped pages that another one's read of just that had locked: neither came back.
+    #[test]
+    fn no_worker_drops_pages() {
+        let kernel = Kernel::new();
+        let notifier = with(&kernel, 8, 1);
+        let droppers = notifier.start().unwrap();
+        let answered = Arc::new(AtomicUsize::new(0));
+        let its = notifier.clone();
+        let (count, dropped) = (Arc::clone(&answered), Arc::clone(&kernel));
+        let worker = move || {
+            its.drop_pages(Pages::all(1), nothing());
+            assert!(its.drop_pages_and_wait(Pages::all_unwritten(2)));
+            let answer = move || {
+                count.fetch_add(1, Ordering::SeqCst);
+            };
+            its.drop_written(3, 0..4096, Box::new(answer));
+            its.drop_outdated(Pages::all(4));
+            its.drop_outdated_and_wait(Pages::unwritten(5, 0..4096));
+            while dropped.told() < 5 || answered.load(Ordering::SeqCst) == 0 {
+                thread::yield_now();
+            }
+            let told = dropped.told.lock();
+            assert!(told.iter().all(|(by, _)| !by.is_ours()), "{told:?}");
+        };
+        let worker = thread::spawn("fuse", worker).unwrap();
+        worker.join().unwrap();
+        drop(droppers);
+    }
+
+    /// Its pages are locked until somebody reads on, or it has gigabytes that mappings have stored.
+    #[test]
+    fn one_file_holds_up_no_other() {
+        let kernel = Kernel::new();
+        let notifier = with(&kernel, 8, 1);
+        let droppers = notifier.start().unwrap();
+        for _ in 0..3 * DROPPERS_MAX {
+            notifier.drop_pages(Pages::all(0), nothing());
+        }
+        assert!(notifier.drop_pages_and_wait(Pages::all(1)));
+        assert_eq!(kernel.told(), OF_A_FILE_MAX + 1);
+        {
+            let turns = notifier.0.turns.lock();
+            assert_eq!(turns.left.len(), 3 * DROPPERS_MAX - OF_A_FILE_MAX);
+            assert!(turns.threads <= DROPPERS_MAX);
+        }
+        kernel.go_on();
+        while kernel.told() < 3 * DROPPERS_MAX + 1 {
+            thread::yield_now();
+        }
+        drop(droppers);
+        assert!(notifier.0.turns.lock().going.is_empty());
+    }
+
+    /// At the end of a session nobody waits for what is left, nor for a thread.
+    #[test]
+    fn what_is_left_at_the_end_is_forgotten() {
+        let kernel = Kernel::new();
+        let notifier = with(&kernel, 8, 1);
+        let droppers = notifier.start().unwrap();
+        let kept = Arc::new(());
+        for _ in 0..4 {
+            let kept = Arc::clone(&kept);
+            notifier.drop_pages(Pages::all(0), Box::new(move || drop(kept)));
+        }
+        while kernel.told() < OF_A_FILE_MAX {
+            thread::yield_now();
+        }
+        thread::parallel(2, |part| match part {
+            0 => {
+                while !notifier.0.turns.lock().is_over {
+                    thread::yield_now();
+                }
+                kernel.go_on();
+            }
+            _ => drop(Droppers(notifier.clone())),
+        });
+        assert_eq!(Arc::strong_count(&kept), 1);
+        assert_eq!(kernel.told(), OF_A_FILE_MAX);
+        notifier.drop_pages(Pages::all(1), nothing());
+        assert!(notifier.0.turns.lock().left.is_empty());
+        drop(droppers);
+    }
+
     /// Of a CPU that came after the mount: the drop waited for a page that was locked until the same worker had served another request.
     #[test]
-    fn a_worker_that_is_alone_has_others_drop() {
-        let bell = Arc::new(Nested::default());
-        let rung = || bell.rung.load(Ordering::Relaxed);
-        let hands = Hands {
-            most: 8,
-            idle: Arc::new(AtomicUsize::new(1)),
-        };
-        let notifier = Notifier::new(Some(Arc::clone(&bell) as Arc<dyn Bell>), hands);
-        let called = Arc::new(AtomicUsize::new(0));
-        let calls = Arc::clone(&called);
-        notifier.set_helper(Box::new(move || {
-            calls.fetch_add(1, Ordering::Relaxed);
-        }));
+    fn a_worker_that_is_alone_does_not_wait() {
+        let kernel = Kernel::new();
+        let notifier = with(&kernel, 8, 1);
         let its = notifier.clone();
         let worker = move || {
             works_alone();
-            its.drop_pages(Pages::all(7), Box::new(|| {}));
-            its.answered();
+            its.drop_pages(Pages::all(7), nothing());
             // Who looks for data in a loop had each of these remembered.
             for _ in 0..100 {
                 assert!(!its.drop_pages_and_wait(Pages::all_unwritten(8)));
             }
             assert_eq!(its.0.turns.lock().left.len(), 1);
             // But not what a write counts on, whose pages these are.
-            let left = its.drop_or_leave(Pages::all_unwritten(9), Box::new(|| {}));
+            let left = its.leave(Pages::all_unwritten(9), nothing());
             its.drop_outdated(Pages::outdated(9, 0..4096));
-            its.0.turns.lock().withdraw(left.unwrap());
-            assert_eq!(its.0.turns.lock().left.len(), 2);
-            assert!(its.owes());
+            its.0.turns.lock().withdraw(left);
+            let turns = its.0.turns.lock();
+            assert_eq!(turns.left.len(), 2);
+            assert_eq!(turns.left[1].pages.race, Race::Any);
         };
-        base::thread::spawn("alone", worker)
-            .unwrap()
-            .join()
-            .unwrap();
-        assert_eq!((rung(), called.load(Ordering::Relaxed)), (0, 4));
-        while notifier.owes() {
-            notifier.answered();
-        }
-        assert_eq!((rung(), notifier.owes()), (2, false));
-        assert_eq!(notifier.0.turns.lock().dropping, 0);
+        thread::spawn("alone", worker).unwrap().join().unwrap();
+        assert_eq!(kernel.told(), 0);
+        notifier.drop_left();
+        assert_eq!(kernel.told(), 2);
+        assert!(notifier.0.turns.lock().going.is_empty());
     }
 
     #[test]
-    fn what_comes_while_as_many_wait_as_may_is_done_by_one_of_them() {
-        let bell = Arc::new(Nested::default());
-        let idle = Arc::new(AtomicUsize::new(1));
-        let with = |most| {
-            let idle = Arc::clone(&idle);
-            let hands = Hands { most, idle };
-            Notifier::new(Some(Arc::clone(&bell) as Arc<dyn Bell>), hands)
-        };
-        let notifier = with(2);
-        bell.notifier.set(Arc::downgrade(&notifier.0)).unwrap();
-        notifier.drop_pages(Pages::all(7), Box::new(|| {}));
-        // Who had asked for the first one waited for those of others before it got an answer.
-        assert_eq!(bell.rung.load(Ordering::Relaxed), 1);
-        assert_eq!(notifier.0.turns.lock().dropping, 1);
-        notifier.answered();
-        assert_eq!(bell.rung.load(Ordering::Relaxed), 4);
-        assert_eq!(notifier.0.turns.lock().dropping, 0);
-        notifier.answered();
-        notifier.drop_pages(Pages::all(7), Box::new(|| {}));
-        assert_eq!(bell.rung.load(Ordering::Relaxed), 5);
+    fn what_is_left_is_bounded() {
+        let kernel = Kernel::new();
+        let notifier = with(&kernel, 8, 1);
+        for page in 0..10 * RANGES_MAX as u64 {
+            notifier.drop_outdated(Pages::outdated(7, page * 4096..(page + 1) * 4096));
+        }
+        assert_eq!(notifier.0.turns.lock().left.len(), RANGES_MAX + 1);
+        notifier.drop_left();
 
         // An answer comes after the drop that it waits for, but of too many.
         let answered = Arc::new(AtomicUsize::new(0));
-        let held = Arc::clone(&bell);
-        let notifier = with(2);
-        notifier.0.turns.lock().dropping = 1;
         for _ in 0..BUSY_MAX + 2 {
             let answered = Arc::clone(&answered);
             let answer = move || {
@@ -593,30 +794,48 @@ mod tests {
         }
         assert_eq!(answered.load(Ordering::Relaxed), 2);
         assert_eq!(notifier.0.turns.lock().left.len(), BUSY_MAX + 1);
-        notifier.0.turns.lock().owing = 1;
-        notifier.0.owing.store(1, Ordering::Relaxed);
-        notifier.answered();
+        notifier.drop_left();
         assert_eq!(answered.load(Ordering::Relaxed), BUSY_MAX + 2);
         assert_eq!(notifier.0.withheld.load(Ordering::SeqCst), 0);
-        held.rung.store(5, Ordering::Relaxed);
+    }
 
-        // One drops, one waits for it, and one is left.
-        assert!(notifier.turn().is_none());
-        let notifier = with(3);
+    #[test]
+    fn of_workers_that_wait_one_is_left() {
+        let kernel = Kernel::new();
+        let notifier = with(&kernel, 2, 1);
         let turn = notifier.turn().unwrap();
         assert!(notifier.turn().is_none());
-        notifier.drop_pages(Pages::all(7), Box::new(|| {}));
-        assert_eq!(bell.rung.load(Ordering::Relaxed), 6);
         drop(turn);
-        // No further one could be started.
-        idle.store(0, Ordering::Relaxed);
+        // All others are busy, or no further one could be started.
+        let notifier = with(&kernel, 8, 0);
+        let turn = notifier.turn().unwrap();
         assert!(notifier.turn().is_none());
-        assert!(notifier.drop_pages_and_wait(Pages::all(7)));
-        idle.store(1, Ordering::Relaxed);
-        let notifier = with(1000);
+        drop(turn);
+        let notifier = with(&kernel, 1000, 1);
         let turns: Vec<_> = std::iter::from_fn(|| notifier.turn()).collect();
-        assert_eq!(turns.len(), BUSY_MAX - 2);
+        assert_eq!(turns.len(), BUSY_MAX - 1);
         drop(turns);
         assert_eq!(notifier.0.turns.lock().waiting, 0);
+    }
+
+    /// The kernel's lock of the file was given back in the middle of a drop that nobody noted: a page that came back before a write stayed.
+    #[test]
+    fn a_drop_that_is_waited_for_no_more_is_one_beside_writes() {
+        let kernel = Kernel::new();
+        let notifier = with(&kernel, 8, 1);
+        let droppers = notifier.start().unwrap();
+        let left = notifier.leave(Pages::all_unwritten(0), nothing());
+        while kernel.told() == 0 {
+            thread::yield_now();
+        }
+        assert!(notifier.0.turns.lock().withdraw(left));
+        notifier.0.rereads.begin(0, Race::Any, now_ns());
+        assert!(notifier.0.turns.lock().race(left));
+        kernel.go_on();
+        while !notifier.0.turns.lock().going.is_empty() {
+            thread::yield_now();
+        }
+        assert!(!notifier.0.turns.lock().race(left));
+        drop(droppers);
     }
 }

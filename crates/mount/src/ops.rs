@@ -237,18 +237,12 @@ pub trait Operations: Send + Sync {
     fn is_outdated(&self, _node: NodeId, _span: &Span) -> bool {
         false
     }
-    /// Has the kernel drop what it has of these bytes of a node, and then calls `answer`; by another thread, and later, if too many are at that already.
+    /// Has the kernel drop what it has of these bytes of a node, and then calls `answer`, by another thread.
     fn drop_written(&self, _node: NodeId, _bytes: Range<u64>, answer: Box<dyn FnOnce() + Send>) {
         answer();
     }
-    /// The answer to a write of this node is on its way: the kernel's pages are not locked for it any more.
+    /// A write of this node was answered, or a change of its attributes; the answer may be on its way only when this has returned. So it waits for nothing that waits for that.
     fn wrote(&self, _node: NodeId) {}
-    /// A request was answered, if it is one that is: what nobody waits for may be done now.
-    fn answered(&self) {}
-    /// Whether [`wrote`](Self::wrote) or [`answered`](Self::answered) may have something to do. Asked after each request.
-    fn owes(&self) -> bool {
-        false
-    }
     /// Asked after a request that found no space: a mark of what has given space back so far, if more may do so soon, or has lately.
     fn space_to_come(&self) -> Option<u64> {
         None

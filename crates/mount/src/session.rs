@@ -9,15 +9,14 @@
 //!    [`Workers::end`]).
 //! 3. At each queue there is always a worker waiting for requests unless `workers_max` of its own are busy:
 //!    whoever takes a request as the last idle one starts another first. Flushes alone keep half of them busy at most ([`Flushes`]).
-//! 4. Where answers are deferred, what comes after them and may wait for requests is left to one more thread ([`Later`]), for the worker's next
-//!    request may be there before. So is what the only worker of a queue must not wait for (`notify`, invariant 5).
+//! 4. What may wait for requests and nobody can wake meanwhile is no worker's: pages that the kernel has cached are dropped by threads of their own (`notify`).
 //! 5. Every thread is joined: one that ended early by whoever starts the next, the others at the end
 //!    of the session, when all is answered. When [`serve`] returns, nobody holds anything of it any more.
 //!
 //! A worker that panics aborts the process: the file system is crash-safe, callers get
 //! ENOTCONN at once, and no half-done operation goes on behind held locks.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,10 +28,10 @@ use zerocopy::IntoBytes;
 use crate::Error;
 use crate::abi::{self, init};
 use crate::decode::{Operation, decode};
-use crate::dispatch::{Awaiting, Dispatcher, Owed, Reply};
+use crate::dispatch::{Awaiting, Dispatcher, Reply};
 use crate::flushes::{Flushes, is_one as is_flush};
 use crate::notify::{self, Hands, Notifier};
-use crate::ops::{NodeId, Operations};
+use crate::ops::Operations;
 use crate::sys;
 use crate::transport::{Channel, DATA_MAX, Queue, Transport};
 
@@ -224,70 +223,7 @@ struct Workers<T, O> {
     live: AtomicUsize,
     state: Mutex<State>,
     over: Condvar,
-    later: Arc<Later>,
     flushes: Arc<Flushes>,
-}
-
-/// What comes after answers (invariant 4).
-struct Later {
-    state: Mutex<Debts>,
-    bell: Condvar,
-}
-
-#[derive(Default)]
-struct Debts {
-    /// How many requests were answered: writes by their node, all others together.
-    counts: BTreeMap<Option<NodeId>, u64>,
-    /// What `counts` has, each once: whose turn is first. So a file that is written without end keeps nothing else waiting.
-    turns: VecDeque<Option<NodeId>>,
-    over: bool,
-}
-
-impl Default for Later {
-    fn default() -> Self {
-        Later {
-            state: Mutex::new(rank::LEAF, Debts::default()),
-            bell: Condvar::new(),
-        }
-    }
-}
-
-impl Later {
-    fn leave(&self, owed: Owed) {
-        let mut state = self.state.lock();
-        let count = state.counts.entry(owed.written).or_default();
-        *count += 1;
-        if *count == 1 {
-            state.turns.push_back(owed.written);
-        }
-        self.bell.notify_one();
-    }
-
-    /// Waits for what was left; `None`: the session is over, and the kernel has nothing cached any more.
-    fn take(&self) -> Option<Owed> {
-        let mut state = self.state.lock();
-        loop {
-            if state.over {
-                return None;
-            }
-            if let Some(written) = state.turns.pop_front() {
-                match state.counts.get_mut(&written) {
-                    Some(count) if *count > 1 => {
-                        *count -= 1;
-                        state.turns.push_back(written);
-                    }
-                    _ => drop(state.counts.remove(&written)),
-                }
-                return Some(Owed { written });
-            }
-            self.bell.wait(&mut state);
-        }
-    }
-
-    fn end(&self) {
-        self.state.lock().over = true;
-        self.bell.notify_one();
-    }
 }
 
 /// The workers of one queue.
@@ -415,24 +351,6 @@ impl<T: Transport, O: Operations + 'static> Workers<T, O> {
         }
     }
 
-    /// Starts the thread that does what comes after answers.
-    fn start_later(self: &Arc<Self>) -> std::io::Result<thread::JoinHandle> {
-        let workers = Arc::clone(self);
-        thread::spawn("fuse-later", move || {
-            let work = || {
-                while let Some(owed) = workers.later.take() {
-                    workers.dispatcher.after(owed);
-                }
-            };
-            if catch_unwind(AssertUnwindSafe(work)).is_err() {
-                tracing::error!(
-                    "what comes after answers panicked; aborting so that no caller hangs"
-                );
-                std::process::abort();
-            }
-        })
-    }
-
     fn run(self: Arc<Self>, worker: Worker, mut channel: T::Channel) {
         let outcome = catch_unwind(AssertUnwindSafe(|| self.serve(worker.queue, &mut channel)));
         match outcome {
@@ -503,9 +421,7 @@ impl<T: Transport, O: Operations + 'static> Workers<T, O> {
     }
 
     fn answer(&self, message: &[u8], scratch: &mut [u8], reply: &mut dyn Reply) {
-        if let Some(owed) = self.dispatcher.handle(message, scratch, reply) {
-            self.later.leave(owed);
-        }
+        self.dispatcher.handle(message, scratch, reply);
     }
 
     fn end(&self, worker: Worker, error: Option<std::io::Error>) {
@@ -574,11 +490,7 @@ pub fn serve<T: Transport, O: Operations + 'static>(
         .map(Crew::from)
         .collect();
     let notifier = Notifier::new(transport.bell(), fewest(&queues));
-    let later = Arc::<Later>::default();
-    if transport.needs_all() {
-        let later = Arc::clone(&later);
-        notifier.set_helper(Box::new(move || later.leave(Owed { written: None })));
-    }
+    let droppers = notifier.start().map_err(Error::Serve)?;
     operations.init(negotiated, notifier);
     let backlog = transport.backlog();
     let workers = Arc::new(Workers {
@@ -593,13 +505,8 @@ pub fn serve<T: Transport, O: Operations + 'static>(
         live: AtomicUsize::new(0),
         state: Mutex::new(rank::MOUNT_SESSION, State::default()),
         over: Condvar::new(),
-        later,
         flushes: Arc::new(Flushes::new(workers_max)),
     });
-    let later = match workers.transport.needs_all() {
-        true => Some(workers.start_later().map_err(Error::Serve)?),
-        false => None,
-    };
     for (queue, crew) in workers.queues.iter().enumerate() {
         for n in 0..crew.queue.workers_first {
             match workers.start(queue) {
@@ -614,8 +521,7 @@ pub fn serve<T: Transport, O: Operations + 'static>(
     ready();
     let ended = workers.join();
     workers.flushes.finish();
-    workers.later.end();
-    later.into_iter().for_each(join_worker);
+    drop(droppers);
     ended
 }
 
@@ -680,19 +586,6 @@ mod tests {
             assert_eq!(may_be_asynchronous(true, release), is_safe, "{release}");
             assert!(may_be_asynchronous(false, release));
         }
-    }
-
-    #[test]
-    fn what_is_owed_comes_in_turns() {
-        let later = Later::default();
-        for written in [Some(1), Some(1), Some(1), None, Some(7), None] {
-            later.leave(Owed { written });
-        }
-        let turns: Vec<_> = (0..6).map(|_| later.take().unwrap().written).collect();
-        let expected = [Some(1), None, Some(7), Some(1), None, Some(1)];
-        assert_eq!(turns, expected);
-        later.end();
-        assert!(later.take().is_none());
     }
 
     fn init_message(major: u32, minor: u32, flags: u64) -> Vec<u8> {

@@ -617,14 +617,6 @@ impl Operations for SheafOps {
         self.atomic.wrote(node);
     }
 
-    fn answered(&self) {
-        self.atomic.answered();
-    }
-
-    fn owes(&self) -> bool {
-        self.atomic.owes()
-    }
-
     fn space_to_come(&self) -> Option<u64> {
         self.fs.orphans_leaving()
     }
@@ -640,8 +632,6 @@ impl Operations for SheafOps {
 
     fn release(&self, node: NodeId, handle: u64) {
         self.atomic.abort(&self.fs, node, handle);
-        // Nobody waits for the answer, but others may for what they left to this one.
-        self.atomic.answered();
         // Dropped without the table's lock: an unlinked file is deleted here.
         if let Some(Handle { file, flags }) = self.handles.remove(handle) {
             self.direct.closed(file.ino().0, flags);

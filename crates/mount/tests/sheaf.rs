@@ -756,6 +756,7 @@ fn file_handles_open_the_same_file_after_a_remount() {
 fn copy_of(world: &World) -> World {
     let copy = World {
         dir: tempfile::tempdir().unwrap(),
+        cache: None,
     };
     for image in ["a.img", "b.img"] {
         fs::copy(world.dir.path().join(image), copy.dir.path().join(image)).unwrap();

@@ -12,6 +12,8 @@
 //! 5. No flight is a durable write or a flush: a flush that fails takes what others wrote with it, and those must be told before
 //!    the flight lands (R17). So these are calls that wait.
 //! 6. No lock is held between calls, and nothing that others wait for, but by the owner's own doing.
+//! 7. What a thread has submitted to a ring the kernel tells only as that thread runs, or sleeps so that it can be woken. Where several threads use queues in turn, one that submits must not sleep otherwise for
+//!    what may depend on those that wait here (`docs/concurrency.md`).
 
 use super::{Bell, Ended, Kind, Own, Part, Queue, Wake, is_cancelled};
 use crate::array::{Array, Tally};

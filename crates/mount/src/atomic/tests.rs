@@ -32,7 +32,7 @@ fn file_system(dir: &std::path::Path) -> Arc<FileSystem> {
     FileSystem::open(array, fs::FsOptions::default()).unwrap()
 }
 
-/// A file with an atomic write that another thread aborts, and the kernel takes its time to drop pages.
+/// A file with an atomic write that was aborted, and the kernel takes its time to drop pages.
 struct Aborting {
     fs: Arc<FileSystem>,
     file: Arc<OpenFile>,
@@ -41,7 +41,7 @@ struct Aborting {
     notifier: Notifier,
     /// The kernel is through with it.
     go_on: mpsc::Sender<()>,
-    aborts: base::thread::JoinHandle,
+    droppers: notify::Droppers,
     _dir: tempfile::TempDir,
 }
 
@@ -67,11 +67,11 @@ impl Aborting {
             goes_on: Mutex::new(rank::LEAF, goes_on),
         };
         let notifier = Notifier::new(Some(Arc::new(bell)), hands(workers));
+        let droppers = notifier.start().unwrap();
         let atomic = AtomicWrites::default();
         atomic.init(notifier.clone());
         start(&atomic, &fs, &file).unwrap();
-        let (all, of) = (atomic.clone(), Arc::clone(&fs));
-        let aborts = base::thread::spawn("aborts", move || all.abort(&of, node, HANDLE)).unwrap();
+        atomic.abort(&fs, node, HANDLE);
         begins.recv().unwrap();
         Aborting {
             fs,
@@ -80,13 +80,13 @@ impl Aborting {
             atomic,
             notifier,
             go_on,
-            aborts,
+            droppers,
             _dir: dir,
         }
     }
 
     fn end(self) {
-        self.aborts.join().unwrap();
+        drop(self.droppers);
         drop(self.file);
         self.fs.close().unwrap();
     }
@@ -97,10 +97,10 @@ fn start(atomic: &AtomicWrites, fs: &Arc<FileSystem>, file: &OpenFile) -> Result
     atomic.start(fs, (&Caller::root(), task), (file, HANDLE))
 }
 
-/// Who closed a descriptor while another thread's abort was on its way had the answer at once, and with that its locks were free: whoever
+/// Who closed a descriptor while an abort was on its way had the answer at once, and with that its locks were free: whoever
 /// had them next read what the kernel had still.
 #[test]
-fn a_close_waits_for_pages_that_somebody_else_is_dropping() {
+fn a_close_waits_for_pages_that_are_being_dropped() {
     let aborting = Aborting::by_one_of(8);
     let (all, node) = (aborting.atomic.clone(), aborting.node);
     let fs = Arc::clone(&aborting.fs);
@@ -123,7 +123,7 @@ fn a_close_waits_for_pages_that_somebody_else_is_dropping() {
 
 /// A program that gave up and began anew was told that somebody else was at it.
 #[test]
-fn who_starts_anew_waits_for_pages_that_somebody_else_is_dropping() {
+fn who_starts_anew_waits_for_pages_that_are_being_dropped() {
     let aborting = Aborting::by_one_of(8);
     base::thread::parallel(2, |part| match part {
         0 => start(&aborting.atomic, &aborting.fs, &aborting.file).unwrap(),
@@ -143,7 +143,9 @@ fn who_starts_anew_waits_for_pages_that_somebody_else_is_dropping() {
 #[test]
 fn who_starts_anew_is_refused_if_the_last_workers_would_wait_for_each_other() {
     let aborting = Aborting::by_one_of(2);
-    let refused = start(&aborting.atomic, &aborting.fs, &aborting.file);
+    let refused = aborting.notifier.wait(Duration::ZERO, |_| {
+        start(&aborting.atomic, &aborting.fs, &aborting.file)
+    });
     assert!(matches!(refused, Err(Error::Busy)), "{refused:?}");
     aborting.go_on.send(()).unwrap();
     aborting.end();
@@ -170,11 +172,12 @@ fn what_was_read_back_before_a_write_is_dropped_after_it() {
     let (attr, file) = (fs.create(&who, fs::ROOT, b"f", 0o600, libc::O_RDWR)).unwrap();
     let (node, handle) = (attr.ino.0, 1);
     let bell = Arc::new(Told(Mutex::new(rank::LEAF, Vec::new())));
+    let notifier = Notifier::new(Some(Arc::clone(&bell) as Arc<dyn Bell>), hands(8));
     let told = || -> Vec<(i64, i64)> {
+        notifier.drop_left();
         let mut all = bell.0.lock();
         all.drain(..).map(|told| (told.off, told.len)).collect()
     };
-    let notifier = Notifier::new(Some(Arc::clone(&bell) as Arc<dyn Bell>), hands(8));
     let atomic = AtomicWrites::default();
     atomic.init(notifier.clone());
     let write_as = |page: u64, from_page_cache, flags: i32| {
@@ -257,12 +260,14 @@ fn what_was_read_back_before_a_slow_write_is_dropped_after_it() {
                 base::thread::yield_now();
             }
             notifier.drop_pages(Pages::all(node), Box::new(|| {}));
+            notifier.drop_left();
             notifier.reads(node, 0..PAGE, 2);
             notifier.look_later(2 * crate::rereads::WINDOW_NS);
             drop(held);
         }
     });
     atomic.wrote(node);
+    notifier.drop_left();
     let told: Vec<_> = (bell.0.lock().iter())
         .map(|told| (told.off, told.len))
         .collect();

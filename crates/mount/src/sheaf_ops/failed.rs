@@ -24,7 +24,7 @@ impl SheafOps {
             let is_refused = matches!(error.0, libc::EOPNOTSUPP | libc::ECANCELED);
             if let (Some((offset, length)), false) = (bytes, is_refused) {
                 let bytes = offset..offset.saturating_add(length);
-                notifier.drop_outdated(Pages::unwritten(node, bytes));
+                notifier.drop_outdated_and_wait(Pages::unwritten(node, bytes));
             }
         }
         changed

@@ -11,8 +11,8 @@
 //! 1. Each queue that the kernel has, one for each CPU that there may ever be, has an entry as long as the mount is served: until
 //!    then the kernel lets requests wait, and those of a queue without one for ever. So a worker that cannot
 //!    begin ends the process.
-//! 2. An answer goes to the kernel when its handler has returned, since the entry may then have the next request at once. What comes
-//!    after the answer and may wait for other requests is done by a thread of its own (`session`).
+//! 2. An answer goes to the kernel when its handler has returned, since the entry may then have the next request at once. So a handler waits for nothing that may wait
+//!    for its answer: pages are dropped by threads of their own (`notify`).
 //! 3. All entries of a queue are there from the beginning. The kernel gives a request that finds none to whoever answers next at its
 //!    queue, and not to an entry that is registered meanwhile: it could wait for ever.
 
@@ -334,10 +334,6 @@ impl Reply for Answer<'_> {
         self.header = Some(header);
         // Who asked waits until it is answered, unless the connection is broken off and nothing is kept.
         Ok(true)
-    }
-
-    fn is_deferred(&self) -> bool {
-        true
     }
 }
 

@@ -20,6 +20,8 @@ type Ready<'a> = &'a dyn Fn(Unmounter);
 /// Two image files with a file system on them, and a folder to mount at.
 pub struct World {
     pub dir: tempfile::TempDir,
+    /// Bytes of its page cache; `None`: as many as it likes.
+    pub cache: Option<usize>,
 }
 
 pub struct Mounted {
@@ -36,6 +38,7 @@ impl World {
         }
         let world = World {
             dir: tempfile::tempdir().unwrap(),
+            cache: None,
         };
         // Some tests are other users.
         fs::set_permissions(world.dir.path(), Permissions::from_mode(0o755)).unwrap();
@@ -81,7 +84,11 @@ impl World {
         let devices = self.devices().into_iter().map(before).collect();
         let array = Array::assemble(devices, false).unwrap();
         let options = MountOptions::parse(options).unwrap();
-        let fs = FileSystem::open(Arc::new(array), FsOptions::default()).unwrap();
+        let mut wanted = FsOptions::default();
+        if let Some(cache) = self.cache {
+            wanted.data.cache_bytes = cache;
+        }
+        let fs = FileSystem::open(Arc::new(array), wanted).unwrap();
         let at = self.dir.path().join("mnt");
         let (served, path) = (Arc::clone(&fs), at.clone());
         let session = Session::start(move |ready| serve(served, &path, &options, ready));
