@@ -78,8 +78,8 @@ struct Inner {
     any_known: AtomicBool,
     /// Something is in [`Tables::resized`].
     any_resized: AtomicBool,
-    /// Those of [`Tables::resized`] of which the kernel has asked for no attributes since. One is here before what it had staged is none any more.
-    misled: Mutex<HashSet<NodeId>>,
+    /// Those of [`Tables::resized`] of which the kernel has asked for no attributes since; all, once these are too many. One is here before what it had staged is none any more.
+    misled: Mutex<Known>,
     misled_count: AtomicUsize,
     /// Pages to be dropped after the answer to what has changed them: the kernel has them at another place, or as they were before; so many there are.
     outdated: Mutex<Vec<Pages>>,
@@ -129,10 +129,25 @@ impl Known {
         }
     }
 
+    /// All stay what they are.
+    fn remove(&mut self, node: NodeId) {
+        if let Known::These(nodes) = self {
+            nodes.remove(&node);
+        }
+    }
+
     fn has(&self, node: NodeId) -> bool {
         match self {
             Known::These(nodes) => nodes.contains(&node),
             Known::All => true,
+        }
+    }
+
+    /// How many are told apart, or one for all.
+    fn count(&self) -> usize {
+        match self {
+            Known::These(nodes) => nodes.len(),
+            Known::All => 1,
         }
     }
 }
@@ -145,7 +160,7 @@ impl Default for Inner {
             removed: Condvar::new(),
             any_known: AtomicBool::new(false),
             any_resized: AtomicBool::new(false),
-            misled: Mutex::new(rank::LEAF, HashSet::default()),
+            misled: Mutex::new(rank::LEAF, Known::default()),
             misled_count: AtomicUsize::new(0),
             outdated: Mutex::new(rank::LEAF, Vec::new()),
             outdated_count: AtomicUsize::new(0),
@@ -162,6 +177,8 @@ pub(crate) struct Pending {
     handle: u64,
     /// Who started it, where that can be told.
     process: Option<u32>,
+    /// The kernel has given back references to the file since.
+    is_forgotten: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -258,6 +275,7 @@ impl AtomicWrites {
             node,
             handle,
             process: self.0.processes.of(task),
+            is_forgotten: AtomicBool::new(false),
             state: Mutex::keyed(rank::ATOMIC_WRITE, node, state),
         });
         let others = {
@@ -572,7 +590,7 @@ impl AtomicWrites {
         self.0.count.fetch_sub(count, Ordering::Relaxed);
         {
             let mut misled = self.0.misled.lock();
-            misled.clear();
+            *misled = Known::default();
             self.0.misled_count.store(0, Ordering::Relaxed);
         }
         for pending in all.files.into_values() {
@@ -596,6 +614,10 @@ impl AtomicWrites {
             // Answers to what the kernel has asked before the drop are old to it.
             if is_misled {
                 all.mislead(node);
+                // Looked at after that: nobody would take it away again.
+                if pending.is_forgotten.load(Ordering::SeqCst) {
+                    all.tells(node);
+                }
             }
             all.remove(&pending);
         };
@@ -606,19 +628,25 @@ impl AtomicWrites {
     /// in which [`knows_size`](Self::knows_size) finds neither.
     fn mislead(&self, node: NodeId) {
         let mut misled = self.0.misled.lock();
-        if misled.len() < KNOWN_MAX {
-            misled.insert(node);
-        }
-        self.0.misled_count.store(misled.len(), Ordering::Relaxed);
+        misled.add(node);
+        self.0.misled_count.store(misled.count(), Ordering::Relaxed);
     }
 
     /// The kernel is told the attributes of a file that has no atomic write, or has forgotten it.
     pub fn tells(&self, node: NodeId) {
         if self.0.misled_count.load(Ordering::Relaxed) > 0 {
             let mut misled = self.0.misled.lock();
-            misled.remove(&node);
-            self.0.misled_count.store(misled.len(), Ordering::Relaxed);
+            misled.remove(node);
+            self.0.misled_count.store(misled.count(), Ordering::Relaxed);
         }
+    }
+
+    /// The kernel refers to a file no more.
+    pub fn forgets(&self, node: NodeId) {
+        if let Some(pending) = self.of(node) {
+            pending.is_forgotten.store(true, Ordering::SeqCst);
+        }
+        self.tells(node);
     }
 
     /// Whether the kernel knows a file by the size that it has, as far as can be told.
@@ -628,9 +656,8 @@ impl AtomicWrites {
             let now = pending.attributes(fs, Ino { 0: node });
             now.is_ok_and(|(attr, size)| attr.size != size)
         });
-        let is_misled = || {
-            self.0.misled_count.load(Ordering::Relaxed) > 0 && self.0.misled.lock().contains(&node)
-        };
+        let is_misled =
+            || self.0.misled_count.load(Ordering::Relaxed) > 0 && self.0.misled.lock().has(node);
         !is_staged && !is_misled()
     }
 

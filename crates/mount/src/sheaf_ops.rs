@@ -402,7 +402,7 @@ impl Operations for SheafOps {
     }
 
     fn forget(&self, node: NodeId, lookups: u64) {
-        self.atomic.tells(node);
+        self.atomic.forgets(node);
         self.fs.forget(ino(node), lookups);
     }
 

@@ -403,3 +403,54 @@ fn only_another_size_than_the_file_has_misleads_the_kernel() {
     drop(file);
     fs.close().unwrap();
 }
+
+/// One that is not remembered was taken for a file whose size the kernel knows: a direct write that failed set it to what had been staged.
+#[test]
+fn of_files_too_many_to_remember_the_kernel_knows_no_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let fs = file_system(dir.path());
+    let atomic = AtomicWrites::default();
+    for node in 0..KNOWN_MAX as u64 {
+        atomic.mislead(node);
+    }
+    let others = KNOWN_MAX as u64 + 7;
+    assert!(atomic.knows_size(&fs, others, None));
+    atomic.mislead(others);
+    assert!(!atomic.knows_size(&fs, others, None));
+    // What is told of one says nothing of those that are not told apart.
+    atomic.tells(others);
+    assert!(!atomic.knows_size(&fs, others, None));
+    atomic.clear();
+    assert!(atomic.knows_size(&fs, others, None));
+    fs.close().unwrap();
+}
+
+/// It was remembered for ever, and its number may be another file's.
+#[test]
+fn a_file_that_the_kernel_has_forgotten_before_its_pages_were_dropped_is_not_remembered() {
+    let dir = tempfile::tempdir().unwrap();
+    let fs = file_system(dir.path());
+    let who = Caller::root();
+    let (attr, file) = (fs.create(&who, fs::ROOT, b"f", 0o600, libc::O_RDWR)).unwrap();
+    let node = attr.ino.0;
+    let bell = Arc::new(Told(Mutex::new(rank::LEAF, Vec::new())));
+    let notifier = Notifier::new(Some(bell as Arc<dyn Bell>), hands(8));
+    let atomic = AtomicWrites::default();
+    atomic.init(notifier.clone());
+    let abort = || {
+        start(&atomic, &fs, &file).unwrap();
+        stage(&atomic, &fs, &file, 100);
+        atomic.abort(&fs, node, HANDLE);
+        assert!(!atomic.knows_size(&fs, node, None));
+    };
+    abort();
+    atomic.tells(node);
+    notifier.drop_left();
+    assert!(!atomic.knows_size(&fs, node, None), "that answer was old");
+    abort();
+    atomic.forgets(node);
+    notifier.drop_left();
+    assert!(atomic.knows_size(&fs, node, None));
+    drop(file);
+    fs.close().unwrap();
+}
