@@ -2,11 +2,13 @@
 //! system start, by the kernel's log.
 //!
 //! Who serves a mount waits for nobody who keeps messages: a log that is stuck must not stop the file system, for requests are answered after what is
-//! said of them. What does not fit is lost.
+//! said of them. What does not fit is lost. A pipe takes a piece where poll(2) says that it has room; a terminal says so and then lets the writer wait for room for all of it: that is opened anew, so that
+//! nobody waits.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::Arc;
@@ -59,8 +61,20 @@ pub fn start(target: Target<'_>) -> Result<(), Failure> {
     // A second start keeps the first target, which is what is wanted.
     let _ = match target {
         Target::Terminal => builder.without_time().with_writer(io::stderr).try_init(),
-        Target::Foreground => builder.without_time().with_writer(unwaited).try_init(),
-        Target::File(path) => builder.with_writer(open(path)?).try_init(),
+        Target::Foreground => match Apart::terminal() {
+            Some(terminal) => {
+                let builder = builder.without_time();
+                builder.with_writer(move || terminal.unwaited()).try_init()
+            }
+            None => builder.without_time().with_writer(unwaited).try_init(),
+        },
+        Target::File(path) => {
+            let file = open(path)?;
+            match Apart::of_file(&file) {
+                Some(apart) => builder.with_writer(move || apart.unwaited()).try_init(),
+                None => builder.with_writer(file).try_init(),
+            }
+        }
         Target::System => match SystemLog::open(Path::new(SYSTEM_LOG), Path::new(KERNEL_LOG)) {
             Ok(log) => builder
                 .without_time()
@@ -84,6 +98,8 @@ fn open(path: &Path) -> Result<Arc<File>, Failure> {
     OpenOptions::new()
         .append(true)
         .create(true)
+        // Of a terminal: it does not become the daemon's.
+        .custom_flags(libc::O_NOCTTY)
         .open(path)
         .map(Arc::new)
         .map_err(|e| Failure::io(path.display(), &e))
@@ -91,7 +107,62 @@ fn open(path: &Path) -> Result<Arc<File>, Failure> {
 
 const NO_LOG: &str = "sheaf: no system log here: messages of the daemon are lost once the mount is usable; give --log FILE";
 
-/// Standard error, whether or not anybody reads it. `O_NONBLOCK` would change it for others who have it open, such as a shell its terminal.
+/// What somebody may have to read before it takes more, opened once more for this process alone: so `O_NONBLOCK` changes it for nobody else, such as a shell its terminal.
+#[derive(Clone)]
+struct Apart(Arc<File>);
+
+impl Apart {
+    fn of(open: BorrowedFd<'_>) -> io::Result<Apart> {
+        let path = format!("/proc/self/fd/{}", open.as_raw_fd());
+        let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+        let file = OpenOptions::new()
+            .append(true)
+            .custom_flags(flags)
+            .open(path)?;
+        Ok(Apart(Arc::new(file)))
+    }
+
+    /// Standard error, if it is a terminal.
+    fn terminal() -> Option<Apart> {
+        let stderr = io::stderr();
+        let is_one = stderr.is_terminal();
+        // It may be another user's: then as if it were a pipe.
+        is_one.then(|| Apart::of(stderr.as_fd()).ok()).flatten()
+    }
+
+    /// A log that is a terminal or a pipe.
+    fn of_file(file: &File) -> Option<Apart> {
+        let is_pipe = file.metadata().is_ok_and(|of| of.file_type().is_fifo());
+        let waits = is_pipe || file.is_terminal();
+        waits.then(|| Apart::of(file.as_fd()).ok()).flatten()
+    }
+
+    fn unwaited(&self) -> Unwaited<Apart> {
+        static LOST: AtomicU64 = AtomicU64::new(0);
+        Unwaited {
+            to: self.clone(),
+            lost: &LOST,
+        }
+    }
+}
+
+impl AsFd for Apart {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Write for Apart {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        (&*self.0).write(text)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Standard error, or a log, whether or not anybody reads it.
 struct Unwaited<W> {
     to: W,
     /// Messages that did not fit since the last one that did.
@@ -114,7 +185,7 @@ fn has_room(to: BorrowedFd<'_>) -> bool {
 }
 
 impl<W: Write + AsFd> Unwaited<W> {
-    /// Whether all of it was written.
+    /// Whether all of it was written: a part of it may have found room.
     fn put(&mut self, text: &[u8]) -> bool {
         let mut pieces = text.chunks(PIECE);
         pieces.all(|piece| has_room(self.to.as_fd()) && self.to.write_all(piece).is_ok())

@@ -1,11 +1,13 @@
 //! What a daemon keeps and leaves alone, and what is said of one that has died.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
+use rustix::pty::{OpenptFlags, openpt, ptsname, unlockpt};
 
 use crate::untold::{can_mount, closed};
 use crate::{Array, OPERATIONAL, USAGE, sheaf};
@@ -88,19 +90,57 @@ fn a_mount_in_the_foreground_serves_though_nobody_reads_what_it_says() {
 /// A service writes what it logs to a pipe or socket of somebody else's: once that was full, each request waited for room.
 #[test]
 fn a_mount_in_the_foreground_serves_though_its_messages_find_no_room() {
+    let (unread, full) = std::io::pipe().unwrap();
+    serves_though_nobody_reads(full, &[]);
+    drop(unread);
+}
+
+/// A terminal says that it has room when it has some, and lets the writer wait for room for all.
+#[test]
+fn a_mount_in_the_foreground_serves_though_nobody_reads_its_terminal() {
+    let (unread, terminal) = terminal();
+    serves_though_nobody_reads(terminal, &[]);
+    drop(unread);
+}
+
+/// Nobody is there to read a log that is a pipe.
+#[test]
+fn a_mount_serves_though_nobody_reads_its_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("log");
+    let made = Command::new("mkfifo").arg(&log).status().unwrap();
+    assert!(made.success());
+    let unread = fs::File::options().read(true).write(true).open(&log);
+    let log = log.to_str().unwrap();
+    serves_though_nobody_reads(closed(), &["--log", log]);
+    drop(unread.unwrap());
+}
+
+/// Both sides of a terminal of which nobody reads what is written.
+fn terminal() -> (OwnedFd, fs::File) {
+    let near = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    unlockpt(&near).unwrap();
+    let far = ptsname(&near, Vec::new()).unwrap();
+    let mut options = fs::File::options();
+    let options = options.read(true).write(true).custom_flags(libc::O_NOCTTY);
+    (near, options.open(far.to_str().unwrap()).unwrap())
+}
+
+/// Mounts with a message of each request, and makes many.
+fn serves_though_nobody_reads(messages: impl Into<Stdio>, options: &[&str]) {
     if !can_mount() {
         return;
     }
     let mounted = Mounted::place();
-    let (unread, full) = std::io::pipe().unwrap();
     // Ended where it hangs: whoever looks at the mount would wait for ever.
     let mut serving = Command::new("timeout");
     serving.args(["--foreground", "-s", "KILL", "30"]);
     serving.args([env!("CARGO_BIN_EXE_sheaf"), "mount", "--foreground"]);
+    serving.args(options);
     serving.args(mounted.paths());
     // Something of each request.
     serving.env("SHEAF_LOG", "trace");
-    serving.stdout(closed()).stderr(full);
+    serving.stdout(closed()).stderr(messages);
     let mut serving = serving.spawn().unwrap();
     let script = "for i in $(seq 300); do
             grep -q \" $0 \" /proc/self/mountinfo && break
@@ -113,7 +153,6 @@ fn a_mount_in_the_foreground_serves_though_its_messages_find_no_room() {
     assert_eq!(ran.stdout, b"2000\n", "{ran:?}");
     drop(mounted);
     assert!(serving.wait().unwrap().success());
-    drop(unread);
 }
 
 /// A lock that the caller had taken was held as long as the mount. What is named on the command line is meant for the daemon.
