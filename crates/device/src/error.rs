@@ -362,7 +362,7 @@ impl std::fmt::Display for LostLabels {
             device_list(missing),
         )?;
         if let ([lost], [size]) = (&lost[..], &sizes[..])
-            && lost.bytes / 4096 != size / 4096
+            && lost.bytes / 4096 < size / 4096
         {
             return write!(
                 f,
@@ -372,6 +372,18 @@ impl std::fmt::Display for LostLabels {
         }
         if lost.len() != missing.len() {
             return f.write_str("; name all devices of this file system, and no others");
+        }
+        if let ([lost], [size]) = (&lost[..], &sizes[..])
+            && lost.bytes / 4096 > size / 4096
+        {
+            return write!(
+                f,
+                "; that has {size} bytes, {} has {}: if it was enlarged, `sheaf fsck --relabel {}` writes its label again if what lies there proves it, \
+                 unless this is a copy of the device; if it was not, it is another device: name the right one. Do not run mkfs",
+                lost.device,
+                lost.bytes,
+                given.join(" ")
+            );
         }
         let (this, its, itself) = match lost.len() {
             1 => (

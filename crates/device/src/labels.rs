@@ -92,14 +92,7 @@ impl Array {
             return Err(Error::NoDevices);
         }
         let given: Vec<String> = devices.iter().map(|d| d.name().to_owned()).collect();
-        let (mut found, mut bare) = (Vec::new(), Vec::new());
-        for device in devices {
-            match read_label(device.as_ref()) {
-                Ok(label) => found.push((device, label)),
-                Err(error) if unlabelled::is_bare(&error) => bare.push((device, error)),
-                Err(error) => return Err(error),
-            }
-        }
+        let (found, bare) = unlabelled::read_all(devices)?;
         if !bare.is_empty() {
             return Err(unlabelled::told(found, bare, given));
         }
@@ -230,7 +223,7 @@ impl Array {
     /// Reads a member's label again and checks that it is still this array's.
     pub fn verify_label(&self, device: usize) -> Result<(), Error> {
         let member = &self.member(device)?.device;
-        let found = read_label(member.as_ref())?;
+        let found = read_label_of(member.as_ref(), self.geometry.device_blocks[device])?;
         let is_here = found.label.device_index.get() as usize == device;
         if !is_here || !is_kin(&found.label, &self.label) {
             return Err(Error::Foreign {
@@ -247,7 +240,8 @@ impl Array {
     /// Returns a damaged copy, if the other is good.
     pub fn check_label(&self, device: usize) -> Result<Option<LabelRepair>, Error> {
         self.verify_label(device)?;
-        let found = read_label(self.member(device)?.device.as_ref())?;
+        let member = &self.member(device)?.device;
+        let found = read_label_of(member.as_ref(), self.geometry.device_blocks[device])?;
         Ok(found.damaged.map(|(copy, damage)| LabelRepair {
             device,
             copy,
@@ -396,9 +390,13 @@ pub(crate) fn read_block(device: &dyn BlockDevice, block: u64) -> Result<Aligned
 
 /// Reads a device's label from its first block, or failing that from its last.
 pub(crate) fn read_label(device: &dyn BlockDevice) -> Result<Found, Error> {
+    read_label_of(device, device.bytes() / BLOCK)
+}
+
+/// The same of a device that had so many blocks when its label was written.
+pub(crate) fn read_label_of(device: &dyn BlockDevice, blocks: u64) -> Result<Found, Error> {
     let name = || device.name().to_owned();
-    let blocks = device.bytes() / BLOCK;
-    if blocks < HEAD_BLOCKS + TAIL_BLOCKS {
+    if blocks < HEAD_BLOCKS + TAIL_BLOCKS || blocks > device.bytes() / BLOCK {
         return Err(Error::NotSheaf {
             device: name(),
             found: None,

@@ -13,7 +13,8 @@ use crate::block::BlockDevice;
 use crate::error::{Error, LostLabel, LostLabels};
 use crate::identity;
 use crate::labels::{
-    Found, LabelRepair, check_member, check_same_owner, label_name, read_label, sort_by_index,
+    Found, LabelRepair, check_member, check_same_owner, label_name, read_label, read_label_of,
+    sort_by_index,
 };
 use crate::probe;
 use crate::uuid::uuid_text;
@@ -42,6 +43,56 @@ pub(crate) fn is_bare(error: &Error) -> bool {
         error,
         Error::NotSheaf { .. } | Error::LabelCovered { .. } | Error::LabelDamaged { .. }
     )
+}
+
+/// The devices that have a label, and those that have none. One that was enlarged has its second copy where it ended before, as the others' labels say.
+///
+/// # Errors
+/// Anything but that a label is gone.
+pub(crate) fn read_all(
+    devices: Vec<Arc<dyn BlockDevice>>,
+) -> Result<(Vec<Labelled>, Vec<Bare>), Error> {
+    let (mut found, mut without) = (Vec::new(), Vec::new());
+    for device in devices {
+        match read_label(device.as_ref()) {
+            Ok(label) => found.push((device, label)),
+            Err(error) if is_bare(&error) || matches!(error, Error::Io { .. }) => {
+                without.push((device, error));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let mut bare = Vec::new();
+    for (device, error) in without {
+        match before_it_grew(device.as_ref(), &found) {
+            Some(label) => found.push((device, label)),
+            None if is_bare(&error) => bare.push((device, error)),
+            None => return Err(error),
+        }
+    }
+    Ok((found, bare))
+}
+
+/// The label of a device that is larger than when that was written, and has only the second copy left.
+fn before_it_grew(device: &dyn BlockDevice, others: &[Labelled]) -> Option<Found> {
+    let places: BTreeSet<(usize, u64)> = others
+        .iter()
+        .flat_map(|(_, found)| {
+            let count = found.label.device_count.get() as usize;
+            let blocks = found.label.device_blocks.iter().map(|blocks| blocks.get());
+            blocks.take(count).enumerate()
+        })
+        .filter(|(_, blocks)| *blocks < device.bytes() / BLOCK)
+        .collect();
+    places.into_iter().find_map(|(index, blocks)| {
+        let found = read_label_of(device, blocks).ok()?;
+        let label = &found.label;
+        let is_its = label.device_index.get() as usize == index
+            && others
+                .iter()
+                .any(|(_, o)| identity::is_kin(&o.label, label));
+        is_its.then_some(found)
+    })
 }
 
 /// What is wrong with devices of which some have a label and some have none; `given` are all, as they were given.
@@ -123,14 +174,7 @@ impl Incomplete {
     /// That error, or what else keeps them from being an array: more places than devices, a member that is too small.
     pub fn of(devices: &[Arc<dyn BlockDevice>]) -> Result<Incomplete, Error> {
         let given: Vec<String> = devices.iter().map(|d| d.name().to_owned()).collect();
-        let (mut found, mut bare) = (Vec::new(), Vec::new());
-        for device in devices {
-            match read_label(device.as_ref()) {
-                Ok(label) => found.push((Arc::clone(device), label)),
-                Err(error) if is_bare(&error) => bare.push((Arc::clone(device), error)),
-                Err(error) => return Err(error),
-            }
-        }
+        let (found, bare) = read_all(devices.to_vec())?;
         let devices: Vec<_> = bare.iter().map(|(device, _)| Arc::clone(device)).collect();
         let Some(first) = found.first().map(|(_, found)| found.label) else {
             return Err(told(found, bare, given));
@@ -238,7 +282,7 @@ impl Incomplete {
         remnant.is_some_and(|(index, _)| index == place)
     }
 
-    /// All ways to give each device without a label a place of its size.
+    /// All ways to give each device without a label a place of its size, or of one that it may have grown from.
     pub fn ways(&self) -> Vec<Places> {
         let mut ways = Vec::new();
         if self.bare.len() <= LOST_MAX {
@@ -263,17 +307,20 @@ impl Incomplete {
     /// By its size, and by what is left of its label.
     fn could_be(&self, which: usize, place: usize) -> bool {
         let device = self.bare[which].as_ref();
-        let fits = device.bytes() / BLOCK == self.geometry.device_blocks[place];
+        let fits = device.bytes() / BLOCK >= self.geometry.device_blocks[place];
         fits && self.remnant(device).is_none_or(|(index, _)| index == place)
     }
 
     /// The place and the mount that a label of this array says which has but few wrong bits, or none. With another mount than it was of, its
     /// checksum would have many.
     fn remnant(&self, device: &dyn BlockDevice) -> Option<(usize, u64)> {
-        let last = device.bytes() / BLOCK - 1;
-        let copies = [0, last]
-            .into_iter()
-            .filter_map(|block| read(device, block));
+        let end = device.bytes() / BLOCK;
+        // Where it ends, or ended before it grew.
+        let missing = self.missing.iter();
+        let ends = missing.map(|place| self.geometry.device_blocks[*place]);
+        let ends: BTreeSet<u64> = ends.filter(|then| *then < end).chain([end]).collect();
+        let blocks = [0].into_iter().chain(ends.iter().map(|end| end - 1));
+        let copies = blocks.filter_map(|block| read(device, block));
         let labels = self.labelled.iter().flatten();
         let ages: BTreeSet<u64> = labels
             .map(|(_, found)| found.label.mount_id.get())

@@ -332,6 +332,58 @@ fn labelled_with_blank() -> Vec<Arc<dyn BlockDevice>> {
     [sims.members(), blank.members()].concat()
 }
 
+/// A device of this array, in a file that was made longer since.
+fn enlarged(sims: &Sims, which: usize) -> (Arc<SimDevice>, Vec<Arc<dyn BlockDevice>>) {
+    let (old, bytes) = (&sims.devices[which], sims.devices[which].bytes());
+    let new = SimDevice::on_switch(bytes + (8 << 20), 9, &sims.switch);
+    let mut content = vec![0; bytes as usize];
+    old.peek(0, &mut content);
+    new.poke(0, &content);
+    let mut members = sims.members();
+    members[which] = Arc::clone(&new) as Arc<dyn BlockDevice>;
+    (new, members)
+}
+
+/// The second copy was looked for where the device ends now, and it was told to be another device.
+#[test]
+fn the_second_copy_of_a_device_that_has_grown_is_where_it_ended_before() {
+    let sims = labelled(&UNEQUAL, 1);
+    let (device, members) = enlarged(&sims, 1);
+    zero_block(&device, 0);
+    let array = assemble(members.clone()).unwrap();
+    let repairs = array.label_repairs();
+    assert_eq!((repairs[0].device, repairs[0].copy), (1, 0));
+    array.verify_label(1).unwrap();
+    array.repair_labels().unwrap();
+    drop(array);
+    assert!(
+        assemble(members.clone())
+            .unwrap()
+            .label_repairs()
+            .is_empty()
+    );
+    // Somebody else's first block is theirs.
+    device.poke(0, b"XFSB");
+    let error = assemble(members).unwrap_err();
+    assert!(matches!(error, Error::LabelLost(_)), "{error}");
+}
+
+#[test]
+fn a_device_that_has_grown_and_lost_its_label_may_have_it_again() {
+    let sims = labelled(&UNEQUAL, 1);
+    let (device, members) = enlarged(&sims, 1);
+    zero_block(&device, 0);
+    zero_block(&device, UNEQUAL[1] - 4096);
+    let error = assemble(members.clone()).unwrap_err().to_string();
+    assert!(error.contains("if it was enlarged"), "{error}");
+    let incomplete = Incomplete::of(&members).unwrap();
+    assert_eq!(incomplete.ways(), [vec![(1, 0)]]);
+    let array = incomplete.array(&vec![(1, 0)], false).unwrap();
+    array.write_lost_labels(&[1]).unwrap();
+    drop(array);
+    assert!(assemble(members).unwrap().label_repairs().is_empty());
+}
+
 #[test]
 fn lost_labels_are_as_they_were_when_they_are_written_again() {
     let sims = labelled(&UNEQUAL, 1);
