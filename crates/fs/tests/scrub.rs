@@ -101,6 +101,23 @@ fn a_scrub_goes_on_where_it_was_after_a_remount() {
     world.check();
 }
 
+/// The record was not that of the checkpoint before the one that a mount for writing would have made first.
+#[test]
+fn nothing_is_found_in_a_mount_for_reading_after_a_crash() {
+    let mut world = World::new(2, 64 << 20, 4);
+    let fs = world.open();
+    create(&fs, "f", b"something");
+    fs.sync().unwrap();
+    world.switch.cut_now();
+    drop(fs);
+    world.restart(&mut Rng::new(4));
+    world.options = world.options.clone().read_only();
+    let fs = world.open();
+    let (_, findings) = scrub(&fs, u64::MAX);
+    assert_eq!(findings, []);
+    assert_eq!(list(&fs, ROOT, 100).len(), 1);
+}
+
 /// Where `pattern` lies on the devices.
 fn places(world: &World, pattern: &[u8]) -> Vec<(usize, u64)> {
     let mut found = Vec::new();
