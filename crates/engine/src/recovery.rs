@@ -47,7 +47,7 @@ use base::canary::{Canary, planted};
 use device::{AlignedBuf, Array, Durability, Outdated};
 use format::checkpoint::CheckpointRecord;
 use format::journal::{BATCH_MAGIC, BatchHeader};
-use format::{BLOCK_SIZE, Damage, Nid, U32, U64, checksum};
+use format::{Damage, Nid, U32, U64, checksum};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -196,7 +196,7 @@ impl<C: Content> Store<C> {
         next: u64,
         options: StoreOptions,
     ) -> Result<Self, Error> {
-        let page_limit = options.node_cache_bytes / 4 / BLOCK_SIZE;
+        let page_limit = options.page_limit();
         let table = Table::open(Arc::clone(array), record, page_limit)?;
         let space = read_space(array, record.space_root)?;
         let mut states = space.chunks.clone();

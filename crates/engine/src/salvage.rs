@@ -160,7 +160,7 @@ impl<C: Content> Salvage<C> {
         let mut losses = Vec::new();
         let mut base = Base::find(array, &mut losses)?;
         let record = base.record.unwrap_or_else(CheckpointRecord::zeroed);
-        let page_limit = options.node_cache_bytes / 4 / BLOCK_SIZE;
+        let page_limit = options.page_limit();
         let (table, lost) = Table::open_damaged(Arc::clone(array), &record, page_limit)?;
         let space = base.space(array, &mut losses)?;
         let chunks = vec![ChunkState::Free; array.geometry().chunk_count as usize];

@@ -22,7 +22,7 @@ use crate::op::{Need, Op};
 use crate::segments::Segments;
 use crate::space::{ChunkState, Space};
 use crate::sum::Sum;
-use crate::table::{Entry, Table};
+use crate::table::{Entry, KEPT_SHARE, Table};
 use crate::written::BytesWritten;
 use base::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use base::canary::{Canary, planted};
@@ -32,7 +32,7 @@ use base::thread::{Pool, lane};
 use device::{Array, Writer};
 use format::item::Place;
 use format::table::{LEAF_NIDS, SPACE_MAP_FIRST, space_map_nid};
-use format::{Damage, Nid};
+use format::{BLOCK_SIZE, Damage, Nid};
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -52,7 +52,8 @@ const RELEASED_LEAST: usize = 256;
 /// How a store runs; none of it is on disk.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
-    /// Bound on memory for clean nodes and table pages, in bytes.
+    /// Bound on memory for clean nodes, in bytes. Pages of the node table take up to half as much besides
+    /// ([`table_bytes_max`](Self::table_bytes_max)).
     pub node_cache_bytes: usize,
     /// Unsynced operations are committed at least this often.
     pub commit_interval: Duration,
@@ -95,6 +96,18 @@ impl Default for StoreOptions {
             discard: false,
             clock: Clock::real(),
         }
+    }
+}
+
+impl StoreOptions {
+    /// Pages of the node table in memory beyond which some are evicted.
+    pub(crate) fn page_limit(&self) -> usize {
+        self.node_cache_bytes / 4 / BLOCK_SIZE
+    }
+
+    /// Memory that pages of the node table take at most, about, in bytes.
+    pub fn table_bytes_max(&self) -> usize {
+        KEPT_SHARE * self.page_limit() * BLOCK_SIZE
     }
 }
 

@@ -199,7 +199,7 @@ type Reading = fn(&Blocks, Place, ItemKind, u64, u32) -> Result<Result<ReadItem,
 /// Pages that one that comes may push out, or that are looked at for that.
 const LOOKS: usize = 8;
 /// How many times as many pages as are kept in memory otherwise may be there for the next checkpoint, or because all are in use.
-const KEPT_SHARE: usize = 2;
+pub(crate) const KEPT_SHARE: usize = 2;
 
 fn split(nid: Nid) -> (u64, usize, usize) {
     let region = nid.0 / REGION_NIDS;

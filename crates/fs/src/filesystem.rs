@@ -63,9 +63,9 @@ impl FsOptions {
 
     /// Divides a memory limit, in bytes, which counts as the machine's memory if it is more, for all that this process takes: 16 MiB are for
     /// the program itself; of the rest three eighths are for file pages, a quarter for nodes,
-    /// up to an eighth for node table pages, a thirty-second for staged records, and what is
+    /// up to half as much for node table pages, a thirty-second for staged records, and what is
     /// left for the same again while it is written, the copies of pages on their way to the
-    /// devices and the buffers of callers; what these need no more of is for nodes. Changed nodes and table
+    /// devices and the buffers of callers; what these need no more of is for nodes, two thirds, and table pages. Changed nodes and table
     /// pages are within their shares: a checkpoint begins when changed nodes take a third of theirs, and
     /// operations wait at two thirds, what a running checkpoint holds included. File pages leave room that
     /// they do not take to blocks of metadata. [`Transaction`](crate::Transaction)s come on top, each with up to some 75 MiB of pages while it is staged and three times
@@ -74,7 +74,9 @@ impl FsOptions {
         let bytes = bytes.min(memory_bytes() as usize);
         let rest = bytes - OWN_BYTES.min(bytes / 4);
         self.data.cache_bytes = rest / 8 * 3;
-        let nodes = rest / 4 + (rest / 32 * 7).saturating_sub(BUFFER_BYTES);
+        let unneeded = (rest / 32 * 7).saturating_sub(BUFFER_BYTES);
+        // Half as much is for the table (`StoreOptions::table_bytes_max`).
+        let nodes = rest / 4 + unneeded / 3 * 2;
         self.store.node_cache_bytes = nodes;
         self.store.dirty_bytes = Some(nodes / 3);
         self.store.staging_bytes = (rest / 64).clamp(128 << 10, engine::STAGING_MAX);
@@ -418,5 +420,36 @@ impl LastReference for FileSystem {
 impl std::fmt::Debug for FileSystem {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("FileSystem").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// From 1.3 GiB on the table's share, half as much as the nodes', was beyond what there is.
+    #[test]
+    fn the_shares_of_a_memory_limit_are_within_it() {
+        for mib in [
+            16,
+            64,
+            128,
+            512,
+            800,
+            1 << 10,
+            1400,
+            2 << 10,
+            3 << 10,
+            8 << 10,
+            64 << 10,
+        ] {
+            let bytes = mib << 20;
+            let FsOptions { store, data, .. } = FsOptions::default().with_memory(bytes);
+            let bytes = bytes.min(memory_bytes() as usize);
+            let buffers = (bytes / 32 * 7).min(BUFFER_BYTES);
+            let nodes = store.node_cache_bytes + store.table_bytes_max();
+            let all = data.cache_bytes + nodes + 2 * store.staging_bytes + buffers;
+            assert!(all <= bytes, "{mib} MiB: {all} of {bytes}");
+        }
     }
 }
