@@ -765,10 +765,26 @@ impl<C: Content> Store<C> {
 
     /// Bytes that checkpoints can write before anything is cleaned.
     pub(crate) fn free_meta_bytes(&self) -> i64 {
+        self.meta_bytes_beside(self.meta_chunks_to_take())
+    }
+
+    /// The same without one of the free chunks. Where there are more than segments may take, that is no less.
+    pub(crate) fn free_meta_bytes_without_one(&self) -> i64 {
+        let others = self.space.free_chunks() - 1;
+        self.meta_bytes_beside(others.min(self.segments.chunks_left() as i64))
+    }
+
+    fn meta_bytes_beside(&self, chunks: i64) -> i64 {
         let geometry = self.array.geometry();
         let per_chunk = geometry.segments_per_chunk() as i64;
-        let segments = self.segments.free_segments() as i64 + self.space.free_chunks() * per_chunk;
+        let segments = self.segments.free_segments() as i64 + chunks * per_chunk;
         segments * geometry.segment_bytes() as i64
+    }
+
+    /// Free chunks that checkpoints can take: no more than the space tables can describe beside those that they have.
+    pub(crate) fn meta_chunks_to_take(&self) -> i64 {
+        let left = self.segments.chunks_left() as i64;
+        self.space.free_chunks().min(left)
     }
 
     /// Sets the limits that follow from the space left for checkpoints.

@@ -130,7 +130,7 @@ impl<C: Content> Store<C> {
         self.look_at_unread();
         let segment = self.array.geometry().segment_bytes() as i64;
         let waits = self.data_waits.load(Ordering::Relaxed) > 0;
-        let tight = waits || self.space.free_chunks() <= 2 * self.space.reserve_chunks();
+        let tight = waits || self.meta_chunks_to_take() <= 2 * self.space.reserve_chunks();
         // With no chunks to fall back on, a sweep over the whole table must always fit.
         let wanted = match tight {
             true => (self.clean_room() / segment) as usize,

@@ -15,6 +15,8 @@
 //!    it is settled before the space tables are written.
 //! 7. No segment of a chunk that is being emptied is given out or stays open, as long as others are free: it is empty
 //!    once what was live in it has been written elsewhere.
+//! 8. There are no more meta chunks than the space tables describe (`Geometry::meta_chunks_max`): who counts on free chunks for segments counts
+//!    on no more of them than that leaves ([`Segments::chunks_left`]).
 
 use crate::error::Error;
 use crate::space::Space;
@@ -90,6 +92,8 @@ struct Counts {
 pub(crate) struct Segments {
     geometry: Geometry,
     state: Padded<Mutex<State>>,
+    /// Held by the one worker that takes another chunk.
+    growth: Mutex<()>,
     counts: Padded<Counts>,
     live_bytes: Sum,
     /// What packers wrote.
@@ -141,6 +145,7 @@ impl Segments {
         let segments = Segments {
             geometry: geometry.clone(),
             state: Padded(Mutex::new(rank::SEGMENTS, state)),
+            growth: Mutex::new(rank::SEGMENT_GROWTH, ()),
             counts: Padded(Counts {
                 total_bytes: AtomicU64::new(total_bytes),
                 free: AtomicUsize::new(0),
@@ -202,6 +207,12 @@ impl Segments {
 
     pub fn meta_chunks(&self) -> usize {
         self.state.lock().live.len()
+    }
+
+    /// Chunks that may become meta chunks (invariant 8).
+    pub fn chunks_left(&self) -> u64 {
+        let chunks = self.total_bytes() / self.geometry.chunk_bytes();
+        self.geometry.meta_chunks_max().saturating_sub(chunks)
     }
 
     /// Finds free segments anew; right after a commit point only (invariant 2).
@@ -423,18 +434,29 @@ impl Segments {
         self.state.lock().open[worker] = open;
     }
 
-    /// A free segment, from a new meta chunk when none is left.
-    fn take_free(&self, space: &Space) -> Result<SegmentId, Error> {
+    /// A free segment of the chunks that there are.
+    fn pop_free(&self) -> Option<SegmentId> {
         let mut state = self.state.lock();
         if state.free.is_empty() {
             state.stay(self.per_chunk(), |_| true);
         }
-        if let Some(segment) = state.free.pop() {
-            self.count_free(&state);
+        let segment = state.free.pop()?;
+        self.count_free(&state);
+        Some(segment)
+    }
+
+    /// A free segment, from a new meta chunk when none is left.
+    fn take_free(&self, space: &Space) -> Result<SegmentId, Error> {
+        if let Some(segment) = self.pop_free() {
             return Ok(segment);
         }
-        drop(state);
-        let chunks = space.take_free_chunks(1);
+        let _one_takes = self.growth.lock();
+        // Of a chunk that somebody else has just taken.
+        if let Some(segment) = self.pop_free() {
+            return Ok(segment);
+        }
+        let may = self.chunks_left().min(1) as usize;
+        let chunks = space.take_free_chunks(may);
         let mut state = self.state.lock();
         for chunk in chunks {
             let per_chunk = self.per_chunk();

@@ -83,6 +83,7 @@ ranks! {
     TABLE_MAPS = ranked(112, "node table map pages");
     SPACE_LEASE = ranked(116, "chunk lease");
     SPACE_RELEASE = ranked(118, "release of freed blocks");
+    SEGMENT_GROWTH = ranked(119, "growth of the segment table");
     ALLOCATOR = ranked(120, "chunk allocator");
     CHUNK_BITS = ranked(122, "available blocks of a chunk");
     SPACE_PENDING = ranked(124, "blocks freed and not yet durable");

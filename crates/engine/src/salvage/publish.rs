@@ -10,7 +10,7 @@ use crate::recovery::outdated;
 use crate::segments::SegmentId;
 use crate::space::{ChunkState, Space};
 use crate::space_map::SpaceMap;
-use format::checkpoint::SPACE_PAGE_BYTES;
+use format::checkpoint::{SPACE_PAGE_BYTES, SPACE_WORDS_MAX};
 use format::item::{ITEM_MAX, PAYLOAD_MAX, padded_len};
 use format::table::{LEAF_NIDS, LEAF_PAGE_MAX, MAP_REGIONS, REGION_LEAVES, space_map_nid};
 use format::{BLOCK_SIZE, Damage, Nid};
@@ -196,6 +196,7 @@ impl<C: Content> Salvage<C> {
             leaves.len() * padded_len(LEAF_PAGE_MAX) + (regions.len() + maps.len()) * ITEM_MAX;
         let geometry = store.array.geometry();
         let words = geometry.chunk_count as usize * (1 + geometry.segments_per_chunk() as usize);
+        let words = words.min(SPACE_WORDS_MAX as usize);
         let space = ITEM_MAX + ((words * 4).div_ceil(SPACE_PAGE_BYTES)) * 2 * BLOCK_SIZE;
         // Each packer leaves a segment of its own, and none fills one by less than an item and its padding.
         let within = geometry.segment_bytes() - ITEM_MAX - BLOCK_SIZE;

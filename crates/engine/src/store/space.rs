@@ -293,8 +293,8 @@ impl<C: Content> Store<C> {
 
     /// Metadata has a free chunk, and room enough without it.
     fn may_lend(&self) -> bool {
-        let chunk = self.array.geometry().chunk_bytes() as i64;
-        self.space.free_chunks() > 0 && self.free_meta_bytes() - chunk >= self.clean_room() * 3 / 4
+        let without_it = self.free_meta_bytes_without_one();
+        self.space.free_chunks() > 0 && without_it >= self.clean_room() * 3 / 4
     }
 
     /// The space map that governs blocks taken just now.

@@ -97,18 +97,23 @@ pub struct World {
 impl World {
     /// A formatted array over devices of the given sizes in MiB.
     pub fn new(seed: u64, sizes: &[u64]) -> World {
-        let switch = PowerSwitch::new();
-        let devices: Vec<Arc<SimDevice>> = (0..)
-            .zip(sizes)
-            .map(|(i, mib)| SimDevice::on_switch(mib << 20, seed ^ i, &switch))
-            .collect();
-        let world = World { switch, devices };
         let bytes: Vec<u64> = sizes.iter().map(|mib| mib << 20).collect();
         let options = GeometryOptions {
             journal_align: Some(512),
             ..GeometryOptions::default()
         };
         let geometry = Geometry::plan(&bytes, options).unwrap();
+        World::of(seed, &bytes, geometry)
+    }
+
+    /// A formatted array over devices of so many bytes, divided like this.
+    pub fn of(seed: u64, bytes: &[u64], geometry: Geometry) -> World {
+        let switch = PowerSwitch::new();
+        let devices: Vec<Arc<SimDevice>> = (0..)
+            .zip(bytes)
+            .map(|(i, bytes)| SimDevice::on_switch(*bytes, seed ^ i, &switch))
+            .collect();
+        let world = World { switch, devices };
         let array = Array::create(world.handles(), geometry, "test", [7; 16], [9; 16]).unwrap();
         let array = Arc::new(array);
         TestStore::format(&array, World::options()).unwrap();
