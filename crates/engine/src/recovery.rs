@@ -16,7 +16,7 @@
 //! | found | a batch behind the end names one at or past it as durable | damaged (R9) |
 //! | found | a version gap, or a delta that does not apply | damaged; read-only: that node is |
 //!
-//! *Damaged* is decided before the first write, but for a damaged node after those of invariants 2 and 6, which change nothing. Two copies of each slot exist; one suffices.
+//! *Damaged* is decided before the first write. Two copies of each slot exist; one suffices.
 //!
 //! Invariants:
 //! 1. Devices are flushed before the journal is read, so what is replayed stays (R8).
@@ -26,12 +26,15 @@
 //! 3. What is replayed (in [`crate::replay`]) is in memory only until the run is done.
 //! 4. No page of the node table that a checkpoint without a record has left has the number of one that has a record. A mount numbers its checkpoints one
 //!    by one, and ends at the first that fails: so behind the newest record there is at most one without, and the next mount's first leaves
-//!    its number out ([`next_sequence`]). Who makes a lost page anew of what lies in segments takes the newest, and no number twice. (That
-//!    first one, cut off and made again, has its number twice; it is of the same state each time.)
+//!    its number out ([`next_sequence`]); and so that of a record that was not returned, which is none any more (invariant 6). Who makes a lost page
+//!    anew of what lies in segments takes the newest, and no number twice. (That first one, cut off and made again, has its number twice; it is of the same state each time.)
 //! 5. After replay a checkpoint empties the journal before the first user operation (R8), under
 //!    a new mount id, so that no batch of the last mount can follow a batch of this one. All labels have the id before.
 //! 6. Before anything else is written both copies of its slot hold the newest record, of which one may never have come or be damaged: what the record before it says
-//!    is written over from then on, so that this is no longer one to fall back to.
+//!    is written over from then on, so that this is no longer one to fall back to. Then what a device does not return of the other slot is
+//!    written over, by what the other copy of that has, or zeros: it may be a newer record, of which the power went before the other copy, and what that
+//!    says is written over from then on, so that it must not come back. Cut off before that, or refused, nothing that any record says has changed, and it may be the newest
+//!    one again; cut off within it, it is that or none.
 
 use crate::batches::{Run, read_run};
 use crate::checkpoint::{CheckpointState, read_space};
@@ -47,7 +50,7 @@ use base::canary::{Canary, planted};
 use device::{AlignedBuf, Array, Durability, Outdated};
 use format::checkpoint::CheckpointRecord;
 use format::journal::{BATCH_MAGIC, BatchHeader};
-use format::{Damage, Nid, U32, U64, checksum};
+use format::{BLOCK_SIZE, Damage, Nid, U32, U64, checksum};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,10 +71,17 @@ pub struct RecoveryReport {
     pub took: Duration,
     /// Checkpoint record copies that were unreadable or damaged, as (slot, copy, why).
     pub damaged_copies: Vec<(usize, usize, String)>,
-    /// A device does not return one of them.
-    pub(crate) hidden_copies: bool,
+    pub(crate) slots: Slots,
+}
+
+/// What is to be put in order in the slots of checkpoint records.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Slots {
     /// The newest record's slot, and copies of it that do not hold that.
-    pub(crate) lacking: (usize, Vec<usize>),
+    newest: usize,
+    lacking: Vec<usize>,
+    /// Copies, as (slot, copy), that a device does not return.
+    hidden: Vec<(usize, usize)>,
 }
 
 pub(crate) fn damaged(structure: &'static str, what: impl Into<String>) -> Error {
@@ -137,7 +147,7 @@ impl<C: Content> Store<C> {
         report.clean = record.clean.get() == 1;
         let clock = options.clock.clone();
         let passed = |since: u64| Duration::from_nanos(clock.monotonic_ns().saturating_sub(since));
-        let next = next_sequence(&record, &report);
+        let next = next_sequence(&record, false);
         let mut store = match Self::of_checkpoint(&array, &record, next, options) {
             Ok(store) => store,
             // What is lost says why.
@@ -148,22 +158,22 @@ impl<C: Content> Store<C> {
         };
         let (mut run, damaged) = store.replay(&record, &mut report)?;
         report.batches = run.end.sequence - run.start.sequence;
-        if !read_only {
-            let (slot, copies) = &report.lacking;
-            // Invariant 6.
-            if !copies.is_empty() {
-                array.write_slot_copies(*slot, copies, record.as_bytes())?;
-            }
-        }
-        if run.unconfirmed && !read_only {
-            Confirmation::of(&array, &record, &mut run)?.write(&array)?;
-        }
-        store.resume(resume(&record, run.goes_on(&array), run.next_epoch));
         if let Some((nid, damage)) = damaged.iter().next()
             && !read_only
         {
             return Err(Error::node(Nid(*nid), damage.clone()));
         }
+        if !read_only {
+            let confirmation = match run.unconfirmed {
+                true => Some(Confirmation::of(&array, &record, &mut run)?),
+                false => None,
+            };
+            report.slots.settle(&array, &record)?;
+            if let Some(batch) = confirmation {
+                batch.write(&array)?;
+            }
+        }
+        store.resume(resume(&record, run.goes_on(&array), run.next_epoch));
         store.unreplayed = damaged;
         store.unread = std::mem::take(&mut run.unread);
         store.doubt = run.doubt.take();
@@ -290,11 +300,37 @@ fn resume(record: &CheckpointRecord, anchor: Anchor, epoch: u64) -> Resume {
     }
 }
 
-/// What the first checkpoint after this record has for a number (invariant 4), in the other slot. If a device does not return a copy of a
-/// record, that may be a newer one, of which the other copy was never written: once it is returned it must not be taken for this checkpoint's.
-pub(crate) fn next_sequence(record: &CheckpointRecord, report: &RecoveryReport) -> u64 {
+impl Slots {
+    /// A device does not return a copy.
+    pub fn are_hidden(&self) -> bool {
+        !self.hidden.is_empty()
+    }
+
+    /// Has the newest record, and no other that could come back, in the slots (invariant 6).
+    pub fn settle(&self, array: &Array, newest: &CheckpointRecord) -> Result<(), Error> {
+        if !self.lacking.is_empty() {
+            array.write_slot_copies(self.newest, &self.lacking, newest.as_bytes())?;
+        }
+        let others = self.hidden.iter().filter(|(slot, _)| *slot != self.newest);
+        for (slot, copy) in others {
+            // It has an older record than the newest, or none.
+            let good = array.read_slot(*slot, 1 - copy).ok().filter(|block| {
+                let parsed = CheckpointRecord::parse(block, &array.metadata_uuid());
+                parsed.is_ok_and(|record| record.sequence.get() < newest.sequence.get())
+            });
+            let block = good.unwrap_or_else(|| AlignedBuf::zeroed(BLOCK_SIZE));
+            array.write_slot_copies(*slot, &[*copy], &block)?;
+        }
+        Ok(())
+    }
+}
+
+/// What the first checkpoint after this record has for a number (invariant 4), in the other slot. `hidden`: a device does not return a copy of a
+/// record, and nothing is written over that. It may be a newer one, of which the other copy was never written: once it is returned it must not be taken
+/// for this checkpoint's.
+pub(crate) fn next_sequence(record: &CheckpointRecord, hidden: bool) -> u64 {
     let without_record = record.clean.get() != 1;
-    let (interrupted, hidden) = (u64::from(without_record), u64::from(report.hidden_copies));
+    let (interrupted, hidden) = (u64::from(without_record), u64::from(hidden));
     record.sequence.get() + 1 + 2 * (interrupted + hidden)
 }
 
@@ -371,7 +407,7 @@ pub(crate) fn newest_record(
             }
             Err(error) => {
                 let why = error.to_string();
-                report.hidden_copies = true;
+                report.slots.hidden.push((slot, copy));
                 unreadable = Some(error);
                 Err(why)
             }
@@ -393,6 +429,7 @@ pub(crate) fn newest_record(
         let its = records.iter().find(|(s, c, _)| (s, c) == (&slot, copy));
         its.is_some_and(|(.., record)| record.as_bytes() == newest.as_bytes())
     };
-    report.lacking = (slot, (0..2).filter(|copy| !holds(copy)).collect());
+    report.slots.newest = slot;
+    report.slots.lacking = (0..2).filter(|copy| !holds(copy)).collect();
     Ok(newest)
 }

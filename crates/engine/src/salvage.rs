@@ -59,7 +59,7 @@ use crate::finding::Object;
 use crate::journal::{Anchor, Resume};
 use crate::nids::Nids;
 use crate::node::{Body, new_cell};
-use crate::recovery::{RecoveryReport, newest_record, next_sequence, outdated};
+use crate::recovery::{RecoveryReport, Slots, newest_record, next_sequence, outdated};
 use crate::replay::{Change, fits_an_image};
 use crate::segments::{SegmentId, Segments};
 use crate::space::ChunkState;
@@ -113,6 +113,9 @@ pub struct Salvage<C: Content> {
     kept_chunks: BTreeSet<u32>,
     /// Newest versions of space maps that the journal names.
     map_versions: BTreeMap<u64, u64>,
+    /// The newest record, if there is one.
+    record: Option<CheckpointRecord>,
+    slots: Slots,
 }
 
 /// Leaf pages that were put together from nodes.
@@ -137,6 +140,7 @@ impl Rebuilt {
 /// What there is to start from.
 struct Base {
     record: Option<CheckpointRecord>,
+    slots: Slots,
     run: Run,
     /// The records of the run's batches.
     batches: Vec<Vec<u8>>,
@@ -194,6 +198,8 @@ impl<C: Content> Salvage<C> {
             occupied: BTreeSet::new(),
             kept_chunks: base.vouched_chunks(array),
             map_versions: BTreeMap::new(),
+            record: base.record,
+            slots: base.slots.clone(),
         };
         let rebuilt = match lost.is_empty() && base.record.is_some() {
             true => Rebuilt::default(),
@@ -773,7 +779,7 @@ impl Base {
         let mut sequence = survey.checkpoint_sequence + 1;
         if let Some(record) = &record {
             // As a mount's first one.
-            sequence = sequence.max(next_sequence(record, &report));
+            sequence = sequence.max(next_sequence(record, report.slots.are_hidden()));
         }
         if record.is_some() && sequence % 2 == stated % 2 {
             // Not into the slot that is the only one.
@@ -798,6 +804,7 @@ impl Base {
         };
         Ok(Base {
             record,
+            slots: report.slots,
             run,
             batches,
             sequence,

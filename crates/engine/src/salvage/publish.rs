@@ -219,6 +219,10 @@ impl<C: Content> Salvage<C> {
     pub fn publish(self) -> Result<u64, SalvageError> {
         self.store.segments.keep_out(&self.occupied);
         let (array, mount) = (&self.store.array, self.store.journal.mount_id);
+        if let Some(record) = &self.record {
+            // As a mount does, and for the same reason (recovery, invariant 6).
+            self.slots.settle(array, record)?;
+        }
         let old = outdated(array).iter().map(|old| old.device).collect();
         array
             .note_mount_on_others(mount, &old)

@@ -2,12 +2,13 @@
 
 use crate::damage::{Item, items};
 use crate::pressure::slot_places;
-use crate::world::{Change, TestStore, World, change, create, delete};
+use crate::world::{Change, Numbers, TestStore, World, change, create, delete};
+use base::rng::Rng;
 use base::sync::{Mutex, rank};
 use base::thread::spawn;
-use device::sim::Times;
+use device::sim::{PowerSwitch, Times};
 use device::{Array, BlockDevice, Operation, Request};
-use engine::{Error, Need, Object, Store};
+use engine::{Error, Need, Object, Salvage, Store};
 use format::Nid;
 use format::checkpoint::CheckpointRecord;
 use format::item::ItemKind;
@@ -153,10 +154,10 @@ fn pages_of_a_checkpoint_that_was_cut_off_are_told_from_those_of_recovery() {
     }
 }
 
-/// One mount's record comes to the first device only. The next mount does not get it from there, makes another one, and fails, because it cannot write
-/// that there. Both had the same number: the mount after that took the one of which the segments had been written over.
+/// One mount's record comes to the first device only. The next mount does not get it from there, and cannot write there: it made
+/// another record, and that had the same number. The mount after that took the one of which the segments had been written over.
 #[test]
-fn two_records_have_two_numbers_though_one_was_not_returned_in_between() {
+fn a_mount_writes_nothing_while_a_record_may_come_back() {
     for clean in [false, true] {
         let world = World::new(92, &[64, 64]);
         let store = world.open().unwrap();
@@ -177,13 +178,15 @@ fn two_records_have_two_numbers_though_one_was_not_returned_in_between() {
         };
         second.fail_writes(Times::Always, Some(at(1)));
         world.open().map(drop).unwrap_err();
-        let stale = sequence(&world, slot, 0);
+        assert!(before[slot] < sequence(&world, slot, 0));
         second.heal();
+        let copy = || world.array().read_slot(slot, 1).unwrap().to_vec();
+        let second_copy = copy();
         first.fail_reads(Times::Always, Some(at(0)));
         first.fail_writes(Times::Always, Some(at(0)));
         world.open().map(drop).unwrap_err();
         first.heal();
-        assert!(before[slot] < stale && stale < sequence(&world, slot, 1));
+        assert!(copy() == second_copy);
         let store = world.open().unwrap();
         assert_eq!(store.get(nid).unwrap().read().unwrap().0, [1, 2, 3]);
         store.close().unwrap();
@@ -191,12 +194,9 @@ fn two_records_have_two_numbers_though_one_was_not_returned_in_between() {
     }
 }
 
-/// The power goes when the first device has a record, and the second one not yet. The next mount took it from the first, wrote over what the record before it says,
-/// and was cut off before its own: with one block of the first device there was nothing left that a mount could start from.
-#[test]
-fn a_record_is_in_both_copies_before_what_the_one_before_it_says_is_written_over() {
-    let world = World::new(94, &[64, 64]);
-    let (hook, store) = tapped(&world);
+/// The power goes when the first device has a record, and the second one not yet. Returns the slot, and the nodes; see [`whole`].
+fn half_a_record(world: &World) -> (usize, Vec<Nid>) {
+    let (hook, store) = tapped(world);
     let nids: Vec<Nid> = (0..800)
         .map(|i| create(&store, vec![i; 20]).unwrap())
         .collect();
@@ -205,11 +205,9 @@ fn a_record_is_in_both_copies_before_what_the_one_before_it_says_is_written_over
         change(&store, *nid, Need::Reclaim, Change::Set(0, 77)).unwrap();
     }
     store.sync().unwrap();
-    let before = [0, 1].map(|slot| sequence(&world, slot, 1));
+    let before = [0, 1].map(|slot| sequence(world, slot, 1));
     let slot = usize::from(before[0] > before[1]);
-    let copy = |slot: usize, copy: usize| world.array().read_slot(slot, copy).unwrap();
-    let place = |slot: usize, copy: usize| slot_places()[slot][copy];
-    let old = copy(slot, 1);
+    let old = world.array().read_slot(slot, 1).unwrap();
     // What the next mount replays, and writes.
     let (during, all) = (Arc::clone(&store), nids.clone());
     *hook.lock() = Some(Box::new(move || {
@@ -224,10 +222,30 @@ fn a_record_is_in_both_copies_before_what_the_one_before_it_says_is_written_over
     store.checkpoint().unwrap();
     assert!(hook.lock().is_none());
     drop(store);
+    world.devices[1].poke(slot_places()[slot][1], &old);
+    (slot, nids)
+}
+
+/// The nodes are as they were synced.
+fn whole(store: &TestStore, nids: &[Nid]) {
+    for (i, nid) in nids.iter().enumerate() {
+        let first = if i < 150 { 99 } else { 77 };
+        let expected = [&[first], &[i as u64; 19][..]].concat();
+        assert_eq!(store.get(*nid).unwrap().read().unwrap().0, expected);
+    }
+}
+
+/// The next mount took the record from the first device, wrote over what the record before it says,
+/// and was cut off before its own: with one block of the first device there was nothing left that a mount could start from.
+#[test]
+fn a_record_is_in_both_copies_before_what_the_one_before_it_says_is_written_over() {
+    let world = World::new(94, &[64, 64]);
+    let (slot, nids) = half_a_record(&world);
+    let copy = |slot: usize, copy: usize| world.array().read_slot(slot, copy).unwrap();
+    let place = |slot: usize, copy: usize| slot_places()[slot][copy];
     let [first, second] = &world.devices[..] else {
         unreachable!()
     };
-    second.poke(place(slot, 1), &old);
 
     // Cut off before its record.
     let olds = [0, 1].map(|c| copy(1 - slot, c));
@@ -238,12 +256,50 @@ fn a_record_is_in_both_copies_before_what_the_one_before_it_says_is_written_over
     let block = place(slot, 0)..place(slot, 0) + format::BLOCK_SIZE as u64;
     first.fail_reads(Times::Always, Some(block));
     let store = world.open().unwrap();
-    for (i, nid) in nids.iter().enumerate() {
-        let first = if i < 150 { 99 } else { 77 };
-        let expected = [&[first], &[i as u64; 19][..]].concat();
-        assert_eq!(store.get(*nid).unwrap().read().unwrap().0, expected);
-    }
+    whole(&store, &nids);
     store.close().unwrap();
     first.heal();
     world.check("with the copy on the second device");
+}
+
+/// The next mount was not returned the record, went on from the one before it, wrote over what the newer one says, and was cut off
+/// before its own. Then the newer one was returned, and named what was no longer there.
+#[test]
+fn a_record_that_a_mount_was_not_returned_does_not_come_back() {
+    let world = World::new(95, &[64, 64]);
+    let (slot, nids) = half_a_record(&world);
+    let start = slot_places()[slot][0];
+    let (mut rng, mut done) = (Rng::new(95), [false; 2]);
+    let repair = |array: &Arc<Array>| {
+        let mut salvage = Salvage::<Numbers>::open(array, World::options()).ok()?;
+        salvage.set_space(|_| Vec::new(), |_| false).ok()?;
+        salvage.publish().ok()
+    };
+    for (repairs, cut) in (0..2_000).flat_map(|cut| [(false, cut), (true, cut)]) {
+        let switch = PowerSwitch::new();
+        let devices = world.devices.iter().map(|device| device.fork(&switch));
+        let devices: Vec<_> = devices.collect();
+        let mut fork = World { switch, devices };
+        fork.devices[0].fail_reads(Times::Always, Some(start..start + 4096));
+        let array = Arc::new(fork.array());
+        fork.switch.cut_after(cut);
+        let ends = match repairs {
+            false => TestStore::open(array, World::options()).is_ok(),
+            true => repair(&array).is_some(),
+        };
+        assert!(ends || fork.switch.is_cut(), "cut after {cut}");
+        fork.switch.cut_now();
+        fork.restart(&mut rng);
+        let store = fork.open();
+        let store = store.unwrap_or_else(|error| panic!("{repairs}, cut after {cut}: {error}"));
+        whole(&store, &nids);
+        store.close().unwrap();
+        fork.check(&format!("{repairs}, cut after {cut}"));
+        done[usize::from(repairs)] |= ends;
+        if done == [true; 2] {
+            assert!(cut > 10, "{cut}");
+            return;
+        }
+    }
+    panic!("no end");
 }
