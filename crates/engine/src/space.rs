@@ -87,6 +87,8 @@ struct ChunkBits {
     count: u32,
     cursor: u32,
     blocks: u32,
+    /// Somebody has taken blocks since the map was read, and may have them without the map's knowing.
+    taken_from: bool,
 }
 
 impl ChunkBits {
@@ -149,6 +151,12 @@ impl ChunkBits {
             self.available = Vec::new();
         }
     }
+
+    /// For whoever enters it in the map later, or not.
+    fn take(&mut self, start: u32, len: u32) {
+        self.taken_from = true;
+        self.set(start, len, false);
+    }
 }
 
 impl ChunkSpace {
@@ -161,7 +169,7 @@ impl ChunkSpace {
         if let Some(goal) = goal.filter(|&g| g < bits.blocks) {
             let run = bits.run_at(goal, want);
             if run > 0 {
-                bits.set(goal, run, false);
+                bits.take(goal, run);
                 return Some((goal, run));
             }
         }
@@ -169,7 +177,7 @@ impl ChunkSpace {
             .find(want, want)
             .or_else(|| bits.find(want, want.div_ceil(8)))
             .or_else(|| bits.find(want, 1))?;
-        bits.set(start, run, false);
+        bits.take(start, run);
         Some((start, run))
     }
 
@@ -600,6 +608,7 @@ impl Space {
             count,
             cursor: 0,
             blocks,
+            taken_from: false,
         };
         let space = ChunkSpace {
             chunk,
@@ -824,6 +833,22 @@ impl Space {
         taken
     }
 
+    /// The chunk is as it was before its map was read, if that is all that it was read for: nobody has taken any of its blocks since, whose map would say that
+    /// they are free, nor can do so. The caller sees to it that nobody discards any ([`Space::take_run`]).
+    pub fn unload_unused(&self, chunk: u32) {
+        let mut chunks = self.chunks.lock();
+        let count = chunks.loaded.get(&chunk).and_then(|space| {
+            // Who is to take some refers to it, or has the lease, which does.
+            let alone = Arc::strong_count(space) == 1;
+            let bits = space.bits.lock();
+            (alone && !bits.taken_from).then_some(bits.count)
+        });
+        if let Some(count) = count {
+            chunks.unload(chunk);
+            chunks.unloaded.insert(chunk, count);
+        }
+    }
+
     /// The chunk's map stays: it is a data chunk again, to be loaded. All its blocks are available still.
     pub fn unretired(&self, chunk: u32) {
         let blocks = self.geometry.chunk_blocks;
@@ -867,7 +892,7 @@ impl ChunkSpace {
         if run == 0 {
             return None;
         }
-        bits.set(start, run, false);
+        bits.take(start, run);
         Some(run)
     }
 }

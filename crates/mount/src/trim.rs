@@ -27,8 +27,8 @@ impl Default for TrimRange {
     }
 }
 
-/// Has the Sheaf file system that is mounted at `root` discard its free space in a range; returns the bytes discarded. Needs root. Space
-/// whose freeing is not durable yet is made durable first.
+/// Has the Sheaf file system that is mounted at `root` discard its free space in a range; returns the bytes discarded. Needs root. Freeing
+/// that is not durable yet is made durable first.
 pub fn trim(root: &Path, range: TrimRange) -> Result<u64, Error> {
     let failed = |error| failed(root, error);
     let file = File::open(root).map_err(failed)?;

@@ -71,7 +71,8 @@ impl<C: Content> Store<C> {
 
     /// Discards the free space among `range` in runs of at least `least_blocks`; returns the bytes discarded. The range is of blocks, counted from the first
     /// one of the first chunk; a run counts as far as it is in there. It ends where
-    /// chunks with and without data meet. Space whose freeing is not durable yet is left out, and what promises need.
+    /// chunks with and without data meet. Space whose freeing is not durable yet is made so before; what promises need is left out.
+    /// Maps that are read for it do not stay in memory.
     ///
     /// # Errors
     /// The first one of a device, when it discarded nothing; what fails beside others is not among the bytes.
@@ -79,7 +80,7 @@ impl<C: Content> Store<C> {
         if self.options.read_only {
             return Err(Error::ReadOnly);
         }
-        self.sync()?;
+        self.settle_freed()?;
         let chunk_blocks = self.array.geometry().chunk_blocks;
         let within = |chunk: &u32| {
             let part = part_of(&range, *chunk, chunk_blocks);
@@ -87,25 +88,37 @@ impl<C: Content> Store<C> {
         };
         let (unloaded, free) = self.space.unloaded_and_free();
         let mut tried = Tried::default();
-        for (chunk, _) in unloaded.iter().filter_map(within) {
-            if !tried.is_passed_over(chunk)
-                && let Err((chunks, error)) = self.load_space(chunk)
-            {
-                tried.pass_over(chunks, error);
-            }
-        }
         let (mut blocks, mut failed) = (0, None);
         let mut count = |done: Result<(), Error>, len: u32| match done {
             Ok(()) => blocks += len as u64,
             Err(error) => _ = failed.get_or_insert(error),
         };
-        for (chunk, part) in self.space.loaded_chunks().iter().filter_map(within) {
+        let least = least_blocks.max(1);
+        let mut discard_in = |chunk: u32, part: Range<u32>| {
             let mut from = part.start;
-            let least = least_blocks.max(1);
             while let Some((run, end, done)) = self.discard_next(chunk, from..part.end, least) {
                 count(done, run);
                 from = end;
             }
+        };
+        let loaded = self.space.loaded_chunks();
+        for (chunk, part) in loaded.iter().filter_map(within) {
+            discard_in(chunk, part);
+        }
+        for (chunk, part) in unloaded.iter().filter_map(within) {
+            // Somebody else may have loaded it meanwhile.
+            if loaded.binary_search(&chunk).is_ok() || tried.is_passed_over(chunk) {
+                continue;
+            }
+            match self.load_space(chunk) {
+                Ok(()) => discard_in(chunk, part),
+                Err((chunks, error)) => {
+                    tried.pass_over(chunks, error);
+                    continue;
+                }
+            }
+            let _nobody_discards = self.trimming.lock();
+            self.space.unload_unused(chunk);
         }
         let parts: Vec<(u32, Range<u32>)> = free.iter().filter_map(within).collect();
         for (chunk, part) in in_long_runs(&parts, least_blocks) {
@@ -533,6 +546,7 @@ mod tests {
     use base::atomic::AtomicBool;
     use base::thread::{parallel, yield_now};
     use device::sim::SimDevice;
+    use format::BLOCK_SIZE;
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::Arc;
 
@@ -659,6 +673,56 @@ mod tests {
             space.await_conversion();
             assert_eq!((space.free_chunks(), space.unpromised()), before);
         }
+    }
+
+    /// One trim of an array with many chunks in part in use left 8 KiB for each in memory until the unmount.
+    #[test]
+    fn a_trim_leaves_no_chunk_in_memory_that_nobody_else_has_loaded() {
+        let device = SimDevice::new(64 << 20, 1);
+        let array = format(Arc::clone(&device) as Arc<dyn device::BlockDevice>);
+        let chunk_blocks = array.geometry().chunk_blocks;
+        let (store, _) = TestStore::open(array, options()).unwrap();
+        let mut promise = store.promise(4 * u64::from(chunk_blocks)).unwrap();
+        let mut held = Vec::new();
+        while promise.blocks() > 0 {
+            let reservation = store.reserve(&mut promise, 8, None).unwrap();
+            let mut op = store.begin(Need::Reclaim).unwrap();
+            held.push(op.take(reservation));
+            op.commit();
+        }
+        drop(promise);
+        for extent in held.into_iter().step_by(2) {
+            let mut op = store.begin(Need::Reclaim).unwrap();
+            op.free(extent).unwrap();
+            op.commit();
+        }
+        store.close().unwrap();
+        drop(store);
+
+        let array = device::Array::assemble(vec![device], false).unwrap();
+        let (store, _) = TestStore::open(Arc::new(array), options()).unwrap();
+        let space = &store.space;
+        let before = (space.unpromised(), space.free_chunks());
+        let free = u64::from(chunk_blocks) * BLOCK_SIZE as u64 * (2 + before.1 as u64);
+        assert_eq!(store.trim(0..u64::MAX, 0).unwrap(), free);
+        assert_eq!(space.loaded_chunks(), []);
+        assert_eq!((space.unpromised(), space.free_chunks()), before);
+        // What somebody has taken blocks of stays, with what else is free there.
+        let mut promise = store.promise(1).unwrap();
+        let reservation = store.reserve(&mut promise, 1, None).unwrap();
+        let loaded = space.loaded_chunks();
+        assert_eq!(loaded.len(), 1);
+        store.trim(0..u64::MAX, 0).unwrap();
+        assert_eq!(space.loaded_chunks(), loaded);
+        drop((reservation, promise));
+        // And what was taken out of memory is to be had.
+        let all = 2 * u64::from(chunk_blocks);
+        let mut promise = store.promise(all).unwrap();
+        let mut taken = Vec::new();
+        while promise.blocks() > 0 {
+            taken.push(store.reserve(&mut promise, 8, None).unwrap());
+        }
+        assert_eq!(space.loaded_chunks().len(), 4);
     }
 
     #[test]
