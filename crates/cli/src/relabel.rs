@@ -80,7 +80,7 @@ fn proven(incomplete: &Incomplete) -> Result<(Places, Vec<Relabelled>), Failure>
         )),
         (None, _, None, _) => Err(refused(
             &names,
-            "they have not the sizes of the missing devices, what is left of their labels says otherwise, or they are too many",
+            "they are smaller than the missing devices, what is left of their labels says otherwise, or they are too many",
         )),
     }
 }

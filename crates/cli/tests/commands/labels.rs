@@ -206,13 +206,22 @@ fn a_disk_that_is_another_gets_no_label() {
         array.refuses("nothing proves that it is the missing device");
         fs::write(own, &sound[index]).unwrap();
     }
-    // Of another size.
-    let larger = [&sound[1][..], &[0; 4096]].concat();
+    // Smaller than it was.
+    let mut smaller = sound[1][..DEVICE as usize - 4096].to_vec();
+    smaller[..4096].fill(0);
+    fs::write(&array.images[1], smaller).unwrap();
+    array.refuses("are smaller than the missing devices");
+    fs::write(&array.images[1], &sound[1]).unwrap();
+    array.check();
+}
+
+#[test]
+fn a_disk_that_was_enlarged_gets_its_label_again() {
+    let array = Array::made();
+    let larger = [&array.bytes()[1][..], &[0; 4096]].concat();
     fs::write(&array.images[1], larger).unwrap();
     array.lose_label(1);
-    array.image(1).write_all_at(&[0; 4096], DEVICE).unwrap();
-    array.refuses("have not the sizes");
-    fs::write(&array.images[1], &sound[1]).unwrap();
+    array.fsck(&["--relabel"]).exits(CORRECTED);
     array.check();
 }
 
