@@ -6,7 +6,7 @@
 //! nobody waits.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::os::unix::net::UnixDatagram;
@@ -178,17 +178,42 @@ fn unwaited() -> Unwaited<io::StderrLock<'static>> {
     }
 }
 
-fn has_room(to: BorrowedFd<'_>) -> bool {
+/// A terminal has no room for a moment while another thread, or program, writes to it.
+const PATIENCE: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 10_000_000,
+};
+/// For a piece of a message that somebody else is always before.
+const TRIES: usize = 100;
+
+fn has_room(to: BorrowedFd<'_>, patience: &Timespec) -> bool {
     let mut polled = [PollFd::from_borrowed_fd(to, PollFlags::OUT)];
-    let at_once = Timespec::default();
-    poll(&mut polled, Some(&at_once)).is_ok() && polled[0].revents().contains(PollFlags::OUT)
+    poll(&mut polled, Some(patience)).is_ok() && polled[0].revents().contains(PollFlags::OUT)
 }
 
 impl<W: Write + AsFd> Unwaited<W> {
     /// Whether all of it was written: a part of it may have found room.
-    fn put(&mut self, text: &[u8]) -> bool {
+    fn put(&mut self, text: &[u8], patience: &Timespec) -> bool {
         let mut pieces = text.chunks(PIECE);
-        pieces.all(|piece| has_room(self.to.as_fd()) && self.to.write_all(piece).is_ok())
+        pieces.all(|piece| self.put_piece(piece, patience))
+    }
+
+    fn put_piece(&mut self, mut piece: &[u8], patience: &Timespec) -> bool {
+        for _ in 0..TRIES {
+            if piece.is_empty() {
+                return true;
+            }
+            if !has_room(self.to.as_fd(), patience) {
+                return false;
+            }
+            match self.to.write(piece) {
+                Ok(written) => piece = &piece[written..],
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+                Err(_) => return false,
+            }
+        }
+        piece.is_empty()
     }
 }
 
@@ -200,9 +225,14 @@ impl<W: Write + AsFd> Write for Unwaited<W> {
             0 => String::new(),
             n => format!("{n} messages before this one are lost: nobody read them in time\n"),
         };
-        if !self.put(note.as_bytes()) {
+        // Who has read nothing keeps nobody waiting a second time.
+        let patience = match before {
+            0 => PATIENCE,
+            _ => Timespec::default(),
+        };
+        if !self.put(note.as_bytes(), &patience) {
             self.lost.fetch_add(before + 1, Ordering::Relaxed);
-        } else if !self.put(text) {
+        } else if !self.put(text, &patience) {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
         Ok(text.len())

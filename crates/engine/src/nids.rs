@@ -195,10 +195,12 @@ impl Nids {
         lease: &mut Lease,
         source: &S,
     ) -> Result<bool, S::Error> {
+        // One leaf may be passed over that a device does not return just now.
+        let mut failed = None;
         loop {
             let Some(index) = lease.region else {
                 if !self.lease(shard, lease, source)? {
-                    return Ok(false);
+                    return failed.map_or(Ok(false), Err);
                 }
                 continue;
             };
@@ -222,7 +224,11 @@ impl Nids {
                     for (w, free) in taken.into_iter().enumerate() {
                         region.add(leaf * LEAF_WORDS + w, free);
                     }
-                    return Err(error);
+                    if failed.is_some() || !S::may_pass(&error) {
+                        return Err(error);
+                    }
+                    failed = Some(error);
+                    continue;
                 }
             };
             let ready = (0..LEAF_NIDS).filter(|i| free[*i as usize / 64] >> (i % 64) & 1 == 1);
@@ -412,6 +418,7 @@ impl Nids {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
     use std::collections::HashSet;
 
     /// A node table in which nothing, or everything, is in use.
@@ -568,6 +575,43 @@ mod tests {
             let (nid, _) = nids.take(0, &source).unwrap().unwrap();
             assert_eq!(nid.0 / REGION_NIDS, 1);
         }
+    }
+
+    /// Each create that came to such a leaf failed, though others had free nids.
+    #[test]
+    fn a_leaf_that_cannot_be_read_is_passed_over() {
+        struct Silent;
+        impl NidSource for Silent {
+            type Error = ();
+            fn may_pass(_: &()) -> bool {
+                true
+            }
+            fn used_nids(&self, _: u32) -> Result<Vec<u64>, ()> {
+                Ok(vec![0; WORDS])
+            }
+            fn last_versions(
+                &self,
+                first: Nid,
+                _: &mut LeafNids,
+            ) -> Result<Box<[u64; LEAF_NIDS as usize]>, ()> {
+                match (1..=2).contains(&(first.0 / LEAF_NIDS)) {
+                    true => Err(()),
+                    false => Ok(Box::new([0; LEAF_NIDS as usize])),
+                }
+            }
+        }
+        let nids = Nids::new(1, vec![REGION_NIDS as u32]);
+        let mut leaves = BTreeSet::new();
+        let mut errors = 0;
+        for _ in 0..4 * LEAF_NIDS {
+            match nids.take(0, &Silent) {
+                Ok(nid) => leaves.extend(nid.map(|(nid, _)| nid.0 / LEAF_NIDS)),
+                Err(()) => errors += 1,
+            }
+        }
+        // Of two at a time one is told.
+        assert_eq!(errors, 1);
+        assert!(leaves.contains(&0) && leaves.contains(&3), "{leaves:?}");
     }
 
     /// Its damage cost one create an error, though other regions had free nids.

@@ -311,6 +311,11 @@ impl Slots {
         if !self.lacking.is_empty() {
             array.write_slot_copies(self.newest, &self.lacking, newest.as_bytes())?;
         }
+        self.silence(array, newest)
+    }
+
+    /// Has no record in the other slot that could come back.
+    pub fn silence(&self, array: &Array, newest: &CheckpointRecord) -> Result<(), Error> {
         let others = self.hidden.iter().filter(|(slot, _)| *slot != self.newest);
         for (slot, copy) in others {
             // It has an older record than the newest, or none.

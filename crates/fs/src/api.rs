@@ -128,6 +128,16 @@ pub struct SetAttr {
 }
 
 impl SetAttr {
+    /// What is left to do when the size is set, which brings the time of change: servers of NFS ask for both.
+    pub(crate) fn without_size(&self) -> SetAttr {
+        let comes_with_size = self.size.is_some() && self.mtime == Some(SetTime::Now);
+        SetAttr {
+            size: None,
+            mtime: self.mtime.filter(|_| !comes_with_size),
+            ..*self
+        }
+    }
+
     /// Takes privileges away, and nothing else.
     pub(crate) const STRIP: SetAttr = SetAttr {
         mode: None,

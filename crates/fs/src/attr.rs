@@ -82,9 +82,8 @@ impl FileSystem {
     /// [`Error::NoSpace`] on an array on which metadata can hardly grow any more, before the size changes; never where privileges are only taken away.
     pub fn setattr(&self, who: &Caller, ino: Ino, set: &SetAttr) -> Result<Attr, Error> {
         let rest = SetAttr {
-            size: None,
             kill_suidgid: set.kill_suidgid && set.size.is_none(),
-            ..*set
+            ..set.without_size()
         };
         let mut need = match rest == SetAttr::STRIP {
             // A full array's files can be cut and written over by whoever may.

@@ -73,8 +73,8 @@ impl Drop for Leaving<'_> {
 const PARTS: usize = 64;
 /// So long after an unlink the kernel may have to give the inode back. Most are back within milliseconds; those that programs have open stay.
 const LATELY: Duration = Duration::from_millis(250);
-/// What is deleted may be large.
-const AWAITED_MAX: Duration = Duration::from_secs(2);
+/// In which some of what is deleted is.
+const STEPS: Duration = Duration::from_millis(50);
 
 impl OrphanSet {
     pub fn new() -> OrphanSet {
@@ -132,6 +132,11 @@ impl OrphanSet {
                 && now.saturating_sub(part.gone_ns.load(Ordering::SeqCst)) < ns_of(LATELY)
         };
         self.0.iter().any(is_late)
+    }
+
+    fn are_deleted(&self) -> bool {
+        let deleted = |part: &Part| part.leaving.load(Ordering::SeqCst) > 0;
+        self.0.iter().any(deleted)
     }
 
     fn are_leaving(&self) -> bool {
@@ -354,13 +359,18 @@ impl FileSystem {
     }
 
     /// For who has found no space after [`orphans_leaving`](Self::orphans_leaving) said so many, and holds no lock: waits while inodes that were unlinked
-    /// within a quarter of a second are still referred to, or are being deleted, two seconds at most, until one is gone. True: there may be space now.
-    pub fn await_orphan(&self, gone: u64) -> bool {
-        let end = now_ns().saturating_add(ns_of(AWAITED_MAX));
+    /// within a quarter of a second are still referred to, or are being deleted, for `most`, until one is gone. One that is being deleted gives space back step by step: a twentieth of a second
+    /// is enough then. True: there may be space now.
+    pub fn await_orphan(&self, gone: u64, most: Duration) -> bool {
+        let (begun, most) = (now_ns(), ns_of(most));
         while self.orphans.gone() == gone {
-            let is_over = now_ns() >= end || !self.orphans.are_leaving();
-            if is_over {
-                // It may have gone between the two looks.
+            let waited = now_ns() - begun;
+            let some_are_deleted = self.orphans.are_deleted();
+            if some_are_deleted && waited >= most.min(ns_of(STEPS)) {
+                return true;
+            }
+            if waited >= most || !(some_are_deleted || self.orphans.are_leaving()) {
+                // It may have gone between the looks.
                 return self.orphans.gone() != gone;
             }
             nap(ns_of(Duration::from_millis(1)));
@@ -582,21 +592,21 @@ mod tests {
             fs.unlink(&who, ROOT, b"file").unwrap();
             attr.ino
         };
+        const LONG: Duration = Duration::from_secs(100);
         assert_eq!(fs.orphans_leaving(), None);
-        assert!(!fs.await_orphan(0), "there is none");
+        assert!(!fs.await_orphan(0, LONG), "there is none");
 
-        let (ino, gone) = (unlinked(), fs.orphans_leaving().unwrap());
+        let ino = unlinked();
         let kernel = Arc::clone(&fs);
         let forget = base::thread::spawn("forgets", move || kernel.forget(ino, 1)).unwrap();
-        assert!(fs.await_orphan(gone));
+        assert!(fs.await_orphan(0, LONG));
         forget.join().unwrap();
-        assert!(fs.await_orphan(gone), "it is gone already");
-        assert!(!fs.await_orphan(gone + 1), "and was the last");
+        assert!(fs.await_orphan(0, LONG), "it is gone already");
+        assert!(!fs.await_orphan(1, LONG), "and was the last");
 
         // One that somebody has open.
         let ino = unlinked();
-        assert!(!fs.await_orphan(fs.orphans_leaving().unwrap()));
-        assert_eq!(fs.orphans_leaving(), None, "it stays");
+        assert!(!fs.await_orphan(1, LONG), "it stays");
         fs.forget(ino, 1);
         fs.close().unwrap();
     }

@@ -551,7 +551,7 @@ impl<'fs> Transaction<'fs> {
     /// [`Error::NoSpace`], with nothing staged, on an array on which metadata can hardly grow any more; never where privileges are only taken away.
     pub fn setattr(&mut self, ino: Ino, set: &SetAttr) -> Result<(), Error> {
         self.inode(ino)?;
-        let rest = SetAttr { size: None, ..*set };
+        let rest = set.without_size();
         if rest != SetAttr::default() && rest != SetAttr::STRIP {
             // First: who is refused has no new size staged.
             self.fs.store.accept(self.expected().dirty as u64)?;

@@ -426,8 +426,9 @@ impl AtomicWrites {
 
     /// Has the kernel drop these once the request of its file that is being served is answered ([`wrote`](Self::wrote)).
     pub fn outdated(&self, pages: Pages) {
-        self.0.outdated.lock().push(pages);
-        self.0.outdated_count.fetch_add(1, Ordering::Relaxed);
+        let mut outdated = self.0.outdated.lock();
+        outdated.push(pages);
+        (self.0.outdated_count).store(outdated.len(), Ordering::Relaxed);
     }
 
     /// Pages that the kernel has and a write has made something else of.
@@ -526,16 +527,18 @@ impl AtomicWrites {
         if self.0.outdated_count.load(Ordering::Relaxed) == 0 {
             return;
         }
-        let pages = {
+        // A write that was tried again has left some each time.
+        let pages: Vec<Pages> = {
             let mut outdated = self.0.outdated.lock();
-            let Some(place) = outdated.iter().position(|pages| pages.is_of(node)) else {
-                return;
-            };
-            self.0.outdated_count.fetch_sub(1, Ordering::Relaxed);
-            outdated.swap_remove(place)
+            let of_node = outdated.extract_if(.., |pages| pages.is_of(node));
+            let pages: Vec<Pages> = of_node.collect();
+            (self.0.outdated_count).store(outdated.len(), Ordering::Relaxed);
+            pages
         };
         if let Some(notifier) = self.0.notifier.get() {
-            notifier.drop_outdated(pages);
+            pages
+                .into_iter()
+                .for_each(|pages| notifier.drop_outdated(pages));
         }
     }
 

@@ -6,8 +6,9 @@
 
 use std::io::IoSlice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
+use base::clock::{now_ns, ns_of};
 use zerocopy::{Immutable, IntoBytes, KnownLayout};
 
 use crate::abi::{self, opcode};
@@ -37,32 +38,10 @@ pub struct Dispatcher<O> {
     pub negotiated: u64,
     /// References given back that are not done, if any may wait.
     pub backlog: Option<Arc<Backlog>>,
-    pub awaiting: Awaiting,
 }
 
-/// Those who have found no space and wait for some: half of the workers at most, as others serve what brings it.
-#[derive(Debug)]
-pub struct Awaiting {
-    now: AtomicUsize,
-    most: usize,
-}
-
-impl Awaiting {
-    /// For so many workers.
-    pub fn new(workers_max: usize) -> Awaiting {
-        Awaiting {
-            now: AtomicUsize::new(0),
-            most: (workers_max / 2).max(1),
-        }
-    }
-
-    fn wait(&self, wait: impl FnOnce() -> bool) -> bool {
-        let waiting = self.now.fetch_add(1, Ordering::SeqCst);
-        let done = waiting < self.most && wait();
-        self.now.fetch_sub(1, Ordering::SeqCst);
-        done
-    }
-}
+/// So long a request that finds no space is tried again, whatever gives space back meanwhile: others may unlink without end.
+const TRIED_FOR: Duration = Duration::from_secs(1);
 
 /// One request being answered.
 struct Exchange<'a> {
@@ -184,7 +163,7 @@ impl<O: Operations> Dispatcher<O> {
             .is_some_and(|waiting| waiting.catch_up())
     }
 
-    /// Tries what finds no space again as long as there may be some by then: when references that were given back are done, and whenever a file has gone that was unlinked just
+    /// Tries what finds no space again as long as there may be some by then, for a second: when references that were given back are done, and whenever a file has gone that was unlinked just
     /// before. What fails so has changed nothing, or what a second try finds as it needs it: blocks that stay allocated, a size that is set.
     fn with_space<T>(&self, attempt: impl Fn(&O) -> Result<T>) -> Result<T> {
         let ops = &self.operations;
@@ -192,13 +171,16 @@ impl<O: Operations> Dispatcher<O> {
         if matches!(tried, Err(Errno::NOSPC)) && self.catch_up() {
             tried = attempt(ops);
         }
+        let mut until_ns = None;
         while matches!(tried, Err(Errno::NOSPC))
             && let Some(mark) = ops.space_to_come()
         {
+            let until_ns = *until_ns.get_or_insert_with(|| now_ns() + ns_of(TRIED_FOR));
             // Some may have come before the mark.
             tried = attempt(ops);
+            let left = Duration::from_nanos(until_ns.saturating_sub(now_ns()));
             let is_full = matches!(tried, Err(Errno::NOSPC));
-            if !is_full || !self.awaiting.wait(|| ops.await_space(mark)) {
+            if !is_full || left.is_zero() || !ops.await_space(mark, left) {
                 break;
             }
         }

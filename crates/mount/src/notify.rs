@@ -39,7 +39,7 @@ use crate::transport::Bell;
 const BUSY_MAX: usize = BACKGROUND_MAX as usize / 2;
 
 /// Threads that drop pages. They wait, mostly.
-const DROPPERS_MAX: usize = 8;
+const DROPPERS_MAX: usize = 32;
 /// Of these at one file.
 const OF_A_FILE_MAX: usize = 2;
 /// Ranges of a file that are left, before all of it is.
@@ -476,7 +476,7 @@ impl Notifier {
         is_dropped
     }
 
-    /// Waits for a drop: `waiting` does, for so long at most. That is `crowded` if too few workers would be left, who may be what the
+    /// Waits for a drop, or what else other requests bring: `waiting` does, for so long at most. That is `crowded` if too few workers would be left, who may be what the
     /// drop waits for.
     pub(crate) fn wait<T>(&self, crowded: Duration, waiting: impl FnOnce(Duration) -> T) -> T {
         let turn = self.turn();

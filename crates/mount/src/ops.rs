@@ -247,8 +247,8 @@ pub trait Operations: Send + Sync {
     fn space_to_come(&self) -> Option<u64> {
         None
     }
-    /// Waits for space to be given back since that mark. False: it is not worth it to try again.
-    fn await_space(&self, _mark: u64) -> bool {
+    /// Waits for space to be given back since that mark, so long at most. False: it is not worth it to try again.
+    fn await_space(&self, _mark: u64, _most: Duration) -> bool {
         false
     }
     /// close(2) of one descriptor. ENOSYS: the kernel need not ask again.

@@ -28,7 +28,7 @@ use zerocopy::IntoBytes;
 use crate::Error;
 use crate::abi::{self, init};
 use crate::decode::{Operation, decode};
-use crate::dispatch::{Awaiting, Dispatcher, Reply};
+use crate::dispatch::{Dispatcher, Reply};
 use crate::flushes::{Flushes, is_one as is_flush};
 use crate::notify::{self, Hands, Notifier};
 use crate::ops::Operations;
@@ -499,7 +499,6 @@ pub fn serve<T: Transport, O: Operations + 'static>(
             operations,
             negotiated,
             backlog,
-            awaiting: Awaiting::new(workers_max),
         },
         queues,
         live: AtomicUsize::new(0),

@@ -621,8 +621,10 @@ impl Operations for SheafOps {
         self.fs.orphans_leaving()
     }
 
-    fn await_space(&self, mark: u64) -> bool {
-        self.fs.await_orphan(mark)
+    fn await_space(&self, mark: u64, most: Duration) -> bool {
+        // The few that must go on bring it, perhaps.
+        let wait = |allowed: Duration| self.fs.await_orphan(mark, allowed.min(most));
+        (self.notifier.get()).is_some_and(|notifier| notifier.wait(Duration::ZERO, wait))
     }
 
     fn flush(&self, context: &Context, node: NodeId, handle: u64) -> Result<()> {

@@ -6,7 +6,7 @@ use std::io::IoSlice;
 
 use base::rng::Rng;
 use mount::abi::{InHeader, OutHeader, opcode};
-use mount::dispatch::{Awaiting, Dispatcher, Reply};
+use mount::dispatch::{Dispatcher, Reply};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Keeps the answers to one request.
@@ -29,7 +29,6 @@ fn every_request_gets_one_well_formed_answer() {
         operations: toy::Toy::default(),
         negotiated,
         backlog: None,
-        awaiting: Awaiting::new(2),
     });
     for _ in 0..100_000 {
         let mut body = vec![0u8; rng.below(200) as usize];

@@ -13,6 +13,7 @@ use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, symlink};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 
 use common::pattern;
@@ -195,6 +196,31 @@ fn the_space_of_a_file_is_there_when_it_is_unlinked() {
         fs::remove_file(m.path("next")).unwrap();
     }
     drop(kept);
+    m.end();
+}
+
+/// Each file that went was taken for space that may be enough.
+#[test]
+fn a_request_that_finds_no_space_ends_though_others_unlink_without_end() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    let is_over = Arc::new(AtomicBool::new(false));
+    let (ends, temporary) = (Arc::clone(&is_over), m.path("temporary"));
+    let unlinks = move || {
+        while !ends.load(Ordering::SeqCst) {
+            fs::write(&temporary, "x").unwrap();
+            fs::remove_file(&temporary).unwrap();
+        }
+    };
+    let other = base::thread::spawn("unlinks", unlinks).unwrap();
+    let file = File::create(m.path("large")).unwrap();
+    // SAFETY: a descriptor and numbers.
+    let done = unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, 1 << 40) };
+    let error = std::io::Error::last_os_error();
+    is_over.store(true, Ordering::SeqCst);
+    other.join().unwrap();
+    assert_eq!((done, error.raw_os_error()), (-1, Some(libc::ENOSPC)));
+    drop(file);
     m.end();
 }
 

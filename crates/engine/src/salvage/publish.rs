@@ -220,8 +220,9 @@ impl<C: Content> Salvage<C> {
         self.store.segments.keep_out(&self.occupied);
         let (array, mount) = (&self.store.array, self.store.journal.mount_id);
         if let Some(record) = &self.record {
-            // As a mount does, and for the same reason (recovery, invariant 6).
-            self.slots.settle(array, record)?;
+            // As a mount does, and for the same reason (recovery, invariant 6). But nothing that this record reaches is written over: one copy of it will do, where
+            // a device does not take the other.
+            self.slots.silence(array, record)?;
         }
         let old = outdated(array).iter().map(|old| old.device).collect();
         array

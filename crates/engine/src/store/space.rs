@@ -81,6 +81,8 @@ impl<C: Content> Store<C> {
             return Err(Error::ReadOnly);
         }
         self.settle_freed()?;
+        // Chunks that a checkpoint is about to list as free are in no list.
+        self.await_retired()?;
         let chunk_blocks = self.array.geometry().chunk_blocks;
         let within = |chunk: &u32| {
             let part = part_of(&range, *chunk, chunk_blocks);
