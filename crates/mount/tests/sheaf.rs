@@ -204,16 +204,30 @@ fn the_space_of_a_file_is_there_when_it_is_unlinked() {
 fn a_request_that_finds_no_space_ends_though_others_unlink_without_end() {
     let Some(world) = World::new() else { return };
     let m = world.mount("");
-    let is_over = Arc::new(AtomicBool::new(false));
-    let (ends, temporary) = (Arc::clone(&is_over), m.path("temporary"));
+    let (is_over, begun) = (Arc::new(AtomicBool::new(false)), Arc::new(Barrier::new(2)));
+    let (ends, begins, temporary) = (
+        Arc::clone(&is_over),
+        Arc::clone(&begun),
+        m.path("temporary"),
+    );
     let unlinks = move || {
-        while !ends.load(Ordering::SeqCst) {
-            fs::write(&temporary, "x").unwrap();
+        let mut unlinked: Option<File> = None;
+        for round in 0.. {
+            let next = File::create(&temporary).unwrap();
             fs::remove_file(&temporary).unwrap();
+            // One is leaving at any time.
+            drop(unlinked.replace(next));
+            if round == 10 {
+                begins.wait();
+            }
+            if ends.load(Ordering::SeqCst) {
+                break;
+            }
         }
     };
     let other = base::thread::spawn("unlinks", unlinks).unwrap();
     let file = File::create(m.path("large")).unwrap();
+    begun.wait();
     // SAFETY: a descriptor and numbers.
     let done = unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, 1 << 40) };
     let error = std::io::Error::last_os_error();
