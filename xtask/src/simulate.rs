@@ -91,7 +91,7 @@ pub fn run(args: &SimArgs) -> Fallible<bool> {
 }
 
 /// Seconds that the suite simulates, canaries included and aimed scenarios aside.
-const SUITE_SECONDS: u64 = 70;
+const SUITE_SECONDS: u64 = 50;
 /// Number of the suite's first seed.
 const SUITE_FIRST: u64 = 2000;
 

@@ -12,7 +12,7 @@ use crate::world::World;
 use crate::{Fallible, packages, process};
 
 pub const NAME: &str = "fsx";
-const OPERATIONS: &str = "70000";
+const OPERATIONS: &str = "45000";
 const SEEDS: [u64; 3] = [1, 20, 300];
 /// For all runs together.
 const LIMIT: Duration = Duration::from_secs(900);

@@ -703,7 +703,7 @@ impl Drop for HelperNames {
     }
 }
 
-const MKFS_ROUNDS: u32 = 60;
+const MKFS_ROUNDS: u32 = 40;
 
 /// What commands end with where errors are left, and where they could not do their work: no panic, and no other code.
 const REFUSED: [i32; 2] = [4, 8];
