@@ -3,7 +3,7 @@
 //!
 //! Who serves a mount waits for nobody who keeps messages: a log that is stuck must not stop the file system, for requests are answered after what is
 //! said of them. What does not fit is lost. A pipe takes a piece where poll(2) says that it has room; a terminal says so and then lets the writer wait for room for all of it: that is opened anew, so that
-//! nobody waits.
+//! nobody waits for longer than it takes to see that it is stuck.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, IsTerminal, Write};
@@ -178,13 +178,13 @@ fn unwaited() -> Unwaited<io::StderrLock<'static>> {
     }
 }
 
-/// A terminal has no room for a moment while another thread, or program, writes to it.
+/// A terminal has no room for a moment while another thread, or program, writes to it. Longer than that nobody waits, and not again before something was read.
 const PATIENCE: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 10_000_000,
 };
 /// For a piece of a message that somebody else is always before.
-const TRIES: usize = 100;
+const TRIES: usize = 10;
 
 fn has_room(to: BorrowedFd<'_>, patience: &Timespec) -> bool {
     let mut polled = [PollFd::from_borrowed_fd(to, PollFlags::OUT)];

@@ -418,8 +418,7 @@ impl Nids {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeSet;
-    use std::collections::HashSet;
+    use std::collections::{BTreeSet, HashSet};
 
     /// A node table in which nothing, or everything, is in use.
     struct Table {
@@ -448,6 +447,42 @@ mod tests {
             }
             Ok(versions)
         }
+    }
+
+    /// What a region has in use, and which leaves cannot be read; whether what fails may pass.
+    struct Source<const MAY_PASS: bool, U, F> {
+        used: U,
+        fails: F,
+    }
+
+    impl<const MAY_PASS: bool, U, F> NidSource for Source<MAY_PASS, U, F>
+    where
+        U: Fn(u32) -> Result<Vec<u64>, ()>,
+        F: Fn(u64) -> bool,
+    {
+        type Error = ();
+        fn may_pass(_: &()) -> bool {
+            MAY_PASS
+        }
+        fn used_nids(&self, region: u32) -> Result<Vec<u64>, ()> {
+            (self.used)(region)
+        }
+        fn last_versions(
+            &self,
+            first: Nid,
+            _: &mut LeafNids,
+        ) -> Result<Box<[u64; LEAF_NIDS as usize]>, ()> {
+            match (self.fails)(first.0 / LEAF_NIDS) {
+                true => Err(()),
+                false => Ok(Box::new([0; LEAF_NIDS as usize])),
+            }
+        }
+    }
+
+    /// All leaves can be read.
+    fn source<const MAY_PASS: bool, U>(used: U) -> Source<MAY_PASS, U, fn(u64) -> bool> {
+        let fails = |_| false;
+        Source { used, fails }
     }
 
     fn take(nids: &Nids, shard: usize, table: &Table) -> Nid {
@@ -508,23 +543,7 @@ mod tests {
     /// A quarter free on the devices, a quarter more since.
     #[test]
     fn free_nids_on_the_devices_and_in_memory_make_a_region_worth_a_lease_together() {
-        struct Quarters;
-        impl NidSource for Quarters {
-            type Error = ();
-            fn may_pass(_: &()) -> bool {
-                false
-            }
-            fn used_nids(&self, _: u32) -> Result<Vec<u64>, ()> {
-                Ok(vec![u64::MAX << 15; WORDS])
-            }
-            fn last_versions(
-                &self,
-                _: Nid,
-                _: &mut LeafNids,
-            ) -> Result<Box<[u64; LEAF_NIDS as usize]>, ()> {
-                Ok(Box::new([0; LEAF_NIDS as usize]))
-            }
-        }
+        let quarters = source::<false, _>(|_| Ok(vec![u64::MAX << 15; WORDS]));
         let nids = Nids::new(1, vec![0, 15 * WORDS as u32]);
         for word in 0..WORDS as u64 / 2 {
             for bit in 20..40 {
@@ -532,7 +551,7 @@ mod tests {
             }
         }
         for _ in 0..(15 + 20 / 2) * WORDS {
-            let (nid, _) = nids.take(0, &Quarters).unwrap().unwrap();
+            let (nid, _) = nids.take(0, &quarters).unwrap().unwrap();
             assert_eq!(nid.0 / REGION_NIDS, 1);
         }
         assert_eq!(nids.region_count(), 2);
@@ -541,32 +560,18 @@ mod tests {
     /// A device did not return the bitmap of a region once: its nids stayed out of use until the next mount.
     #[test]
     fn a_region_that_could_not_be_read_is_read_again_when_nids_of_it_come_back() {
-        struct Once(AtomicU32);
-        impl NidSource for Once {
-            type Error = ();
-            fn may_pass(_: &()) -> bool {
-                true
-            }
-            fn used_nids(&self, region: u32) -> Result<Vec<u64>, ()> {
-                let mut used = vec![u64::MAX; WORDS];
-                if region == 1 {
-                    used[1..].fill(0);
-                    if self.0.fetch_add(1, Ordering::Relaxed) == 0 {
-                        return Err(());
-                    }
+        let reads = AtomicU32::new(0);
+        let source = source::<true, _>(|region| {
+            let mut used = vec![u64::MAX; WORDS];
+            if region == 1 {
+                used[1..].fill(0);
+                if reads.fetch_add(1, Ordering::Relaxed) == 0 {
+                    return Err(());
                 }
-                Ok(used)
             }
-            fn last_versions(
-                &self,
-                _: Nid,
-                _: &mut LeafNids,
-            ) -> Result<Box<[u64; LEAF_NIDS as usize]>, ()> {
-                Ok(Box::new([0; LEAF_NIDS as usize]))
-            }
-        }
+            Ok(used)
+        });
         let nids = Nids::new(1, vec![0, 63 * 256]);
-        let source = Once(AtomicU32::new(0));
         assert_eq!(nids.take(0, &source), Err(()));
         for i in 0..32 {
             nids.put(0, Nid(REGION_NIDS + i), 7);
@@ -580,31 +585,15 @@ mod tests {
     /// Each create that came to such a leaf failed, though others had free nids.
     #[test]
     fn a_leaf_that_cannot_be_read_is_passed_over() {
-        struct Silent;
-        impl NidSource for Silent {
-            type Error = ();
-            fn may_pass(_: &()) -> bool {
-                true
-            }
-            fn used_nids(&self, _: u32) -> Result<Vec<u64>, ()> {
-                Ok(vec![0; WORDS])
-            }
-            fn last_versions(
-                &self,
-                first: Nid,
-                _: &mut LeafNids,
-            ) -> Result<Box<[u64; LEAF_NIDS as usize]>, ()> {
-                match (1..=2).contains(&(first.0 / LEAF_NIDS)) {
-                    true => Err(()),
-                    false => Ok(Box::new([0; LEAF_NIDS as usize])),
-                }
-            }
-        }
+        let silent: Source<true, _, _> = Source {
+            used: |_| Ok(vec![0; WORDS]),
+            fails: |leaf| (1..=2).contains(&leaf),
+        };
         let nids = Nids::new(1, vec![REGION_NIDS as u32]);
         let mut leaves = BTreeSet::new();
         let mut errors = 0;
         for _ in 0..4 * LEAF_NIDS {
-            match nids.take(0, &Silent) {
+            match nids.take(0, &silent) {
                 Ok(nid) => leaves.extend(nid.map(|(nid, _)| nid.0 / LEAF_NIDS)),
                 Err(()) => errors += 1,
             }
@@ -617,28 +606,12 @@ mod tests {
     /// Its damage cost one create an error, though other regions had free nids.
     #[test]
     fn a_damaged_region_is_passed_over() {
-        struct Damaged;
-        impl NidSource for Damaged {
-            type Error = ();
-            fn may_pass(_: &()) -> bool {
-                false
-            }
-            fn used_nids(&self, region: u32) -> Result<Vec<u64>, ()> {
-                match region {
-                    1 => Err(()),
-                    _ => Ok(vec![0; WORDS]),
-                }
-            }
-            fn last_versions(
-                &self,
-                _: Nid,
-                _: &mut LeafNids,
-            ) -> Result<Box<[u64; LEAF_NIDS as usize]>, ()> {
-                Ok(Box::new([0; LEAF_NIDS as usize]))
-            }
-        }
+        let damaged = source::<false, _>(|region| match region {
+            1 => Err(()),
+            _ => Ok(vec![0; WORDS]),
+        });
         let nids = Nids::new(1, vec![0, 63 * 256, 63 * 256]);
-        let (nid, _) = nids.take(0, &Damaged).unwrap().unwrap();
+        let (nid, _) = nids.take(0, &damaged).unwrap().unwrap();
         assert_eq!(nid.0 / REGION_NIDS, 2);
     }
 
@@ -647,29 +620,15 @@ mod tests {
     #[test]
     fn a_nid_used_again_is_not_free_because_the_table_has_its_deletion() {
         const DELETED: u64 = REGION_NIDS + 5;
-        struct Behind;
-        impl NidSource for Behind {
-            type Error = ();
-            fn may_pass(_: &()) -> bool {
-                false
+        let behind = source::<false, _>(|region| {
+            let mut used = vec![u64::MAX; WORDS];
+            match region {
+                0 => {}
+                1 => used[0] &= !(1 << 5),
+                _ => used.fill(0),
             }
-            fn used_nids(&self, region: u32) -> Result<Vec<u64>, ()> {
-                let mut used = vec![u64::MAX; WORDS];
-                match region {
-                    0 => {}
-                    1 => used[0] &= !(1 << 5),
-                    _ => used.fill(0),
-                }
-                Ok(used)
-            }
-            fn last_versions(
-                &self,
-                _: Nid,
-                _: &mut LeafNids,
-            ) -> Result<Box<[u64; LEAF_NIDS as usize]>, ()> {
-                Ok(Box::new([0; LEAF_NIDS as usize]))
-            }
-        }
+            Ok(used)
+        });
         let nids = Nids::new(1, vec![0; 2]);
         let mut live = HashSet::new();
         nids.put(0, Nid(DELETED), 7);
@@ -677,12 +636,12 @@ mod tests {
         for i in 0..REGION_NIDS - 10 {
             nids.put(0, Nid(REGION_NIDS + 10 + i), 7);
             if i % 3 == 0 && i > REGION_NIDS / 2 {
-                let (nid, _) = nids.take(0, &Behind).unwrap().unwrap();
+                let (nid, _) = nids.take(0, &behind).unwrap().unwrap();
                 assert!(live.insert(nid), "{nid} is given out twice");
             }
         }
         while nids.region_count() == 2 {
-            let (nid, _) = nids.take(0, &Behind).unwrap().unwrap();
+            let (nid, _) = nids.take(0, &behind).unwrap().unwrap();
             assert!(live.insert(nid), "{nid} is given out twice");
         }
     }

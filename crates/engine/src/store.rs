@@ -228,7 +228,12 @@ impl<C: Content> NidSource for Store<C> {
                 *wanted = cached;
                 Ok(versions)
             }
-            result => result.map(|()| versions),
+            // It may pass, and others are used meanwhile.
+            Err(error) => {
+                tracing::warn!("free nids of {LEAF_NIDS} from {first} on are not used: {error}");
+                Err(error)
+            }
+            Ok(()) => Ok(versions),
         }
     }
 }

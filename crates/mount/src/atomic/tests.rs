@@ -163,23 +163,71 @@ impl Bell for Told {
     }
 }
 
+/// A file, and a kernel that is told which pages to drop, by [`Notifier::drop_left`].
+struct Telling {
+    fs: Arc<FileSystem>,
+    file: Arc<OpenFile>,
+    node: NodeId,
+    atomic: AtomicWrites,
+    notifier: Notifier,
+    bell: Arc<Told>,
+    _dir: tempfile::TempDir,
+}
+
+impl Telling {
+    fn new() -> Telling {
+        let dir = tempfile::tempdir().unwrap();
+        let fs = file_system(dir.path());
+        let who = Caller::root();
+        let (attr, file) = (fs.create(&who, fs::ROOT, b"f", 0o600, libc::O_RDWR)).unwrap();
+        let bell = Arc::new(Told(Mutex::new(rank::LEAF, Vec::new())));
+        let notifier = Notifier::new(Some(Arc::clone(&bell) as Arc<dyn Bell>), hands(8));
+        let atomic = AtomicWrites::default();
+        atomic.init(notifier.clone());
+        Telling {
+            fs,
+            file,
+            node: attr.ino.0,
+            atomic,
+            notifier,
+            bell,
+            _dir: dir,
+        }
+    }
+
+    fn parts(
+        &self,
+    ) -> (
+        &Arc<FileSystem>,
+        &OpenFile,
+        NodeId,
+        &AtomicWrites,
+        &Notifier,
+    ) {
+        let Telling { fs, file, .. } = self;
+        (fs, file, self.node, &self.atomic, &self.notifier)
+    }
+
+    /// Since it was asked last.
+    fn told(&self) -> Vec<(i64, i64)> {
+        self.notifier.drop_left();
+        let mut all = self.bell.0.lock();
+        all.drain(..).map(|told| (told.off, told.len)).collect()
+    }
+
+    fn end(self) {
+        drop(self.file);
+        self.fs.close().unwrap();
+    }
+}
+
 /// Pages were dropped while a write of some was on its way, and one of these was read before it came.
 #[test]
 fn what_was_read_back_before_a_write_is_dropped_after_it() {
-    let dir = tempfile::tempdir().unwrap();
-    let fs = file_system(dir.path());
-    let who = Caller::root();
-    let (attr, file) = (fs.create(&who, fs::ROOT, b"f", 0o600, libc::O_RDWR)).unwrap();
-    let (node, handle) = (attr.ino.0, 1);
-    let bell = Arc::new(Told(Mutex::new(rank::LEAF, Vec::new())));
-    let notifier = Notifier::new(Some(Arc::clone(&bell) as Arc<dyn Bell>), hands(8));
-    let told = || -> Vec<(i64, i64)> {
-        notifier.drop_left();
-        let mut all = bell.0.lock();
-        all.drain(..).map(|told| (told.off, told.len)).collect()
-    };
-    let atomic = AtomicWrites::default();
-    atomic.init(notifier.clone());
+    let telling = Telling::new();
+    let (fs, file, node, atomic, notifier) = telling.parts();
+    let handle = 1;
+    let told = || telling.told();
     let write_as = |page: u64, from_page_cache, flags: i32| {
         let span = Span {
             request: 3,
@@ -189,15 +237,15 @@ fn what_was_read_back_before_a_write_is_dropped_after_it() {
             open_flags: flags as u32,
             ..Span::default()
         };
-        let written = atomic.write(&fs, &file, &span, &[1; 100]).unwrap();
+        let written = atomic.write(fs, file, &span, &[1; 100]).unwrap();
         assert_eq!(written.unwrap(), 100);
         atomic.wrote(node);
     };
     let write = |page, from_page_cache| write_as(page, from_page_cache, 0);
     let abort = || {
-        let task = (&who, std::process::id());
-        atomic.start(&fs, task, (&file, handle)).unwrap();
-        atomic.abort(&fs, node, handle);
+        let task = (&Caller::root(), std::process::id());
+        atomic.start(fs, task, (file, handle)).unwrap();
+        atomic.abort(fs, node, handle);
         assert_eq!(told(), [(0, 0)]);
     };
     notifier.reads(node, 0..PAGE, 1);
@@ -220,23 +268,15 @@ fn what_was_read_back_before_a_write_is_dropped_after_it() {
     write(2, false);
     write(3, false);
     assert_eq!(told(), [], "that was not on its way");
-    drop(file);
-    fs.close().unwrap();
+    telling.end();
 }
 
 /// A write that waited for longer than a second in the daemon left what was read before it in the kernel's memory.
 #[test]
 fn what_was_read_back_before_a_slow_write_is_dropped_after_it() {
-    let dir = tempfile::tempdir().unwrap();
-    let fs = file_system(dir.path());
-    let who = Caller::root();
-    let (attr, file) = (fs.create(&who, fs::ROOT, b"f", 0o600, libc::O_RDWR)).unwrap();
-    let node = attr.ino.0;
-    let bell = Arc::new(Told(Mutex::new(rank::LEAF, Vec::new())));
-    let notifier = Notifier::new(Some(Arc::clone(&bell) as Arc<dyn Bell>), hands(8));
-    let atomic = AtomicWrites::default();
-    atomic.init(notifier.clone());
-    start(&atomic, &fs, &file).unwrap();
+    let telling = Telling::new();
+    let (fs, file, node, atomic, notifier) = telling.parts();
+    start(atomic, fs, file).unwrap();
     let pending = atomic.of(node).unwrap();
     let is_held = AtomicBool::new(false);
     base::thread::parallel(2, |part| match part {
@@ -249,7 +289,7 @@ fn what_was_read_back_before_a_slow_write_is_dropped_after_it() {
                 handle: HANDLE + 1,
                 ..Span::default()
             };
-            let written = atomic.write(&fs, &file, &span, &[1; 100]).unwrap();
+            let written = atomic.write(fs, file, &span, &[1; 100]).unwrap();
             assert_eq!(written.unwrap(), 100);
         }
         _ => {
@@ -267,14 +307,9 @@ fn what_was_read_back_before_a_slow_write_is_dropped_after_it() {
         }
     });
     atomic.wrote(node);
-    notifier.drop_left();
-    let told: Vec<_> = (bell.0.lock().iter())
-        .map(|told| (told.off, told.len))
-        .collect();
-    assert_eq!(told, [(0, 0), (0, 100)]);
+    assert_eq!(telling.told(), [(0, 0), (0, 100)]);
     atomic.clear();
-    drop(file);
-    fs.close().unwrap();
+    telling.end();
 }
 
 #[test]
@@ -428,29 +463,21 @@ fn of_files_too_many_to_remember_the_kernel_knows_no_size() {
 /// It was remembered for ever, and its number may be another file's.
 #[test]
 fn a_file_that_the_kernel_has_forgotten_before_its_pages_were_dropped_is_not_remembered() {
-    let dir = tempfile::tempdir().unwrap();
-    let fs = file_system(dir.path());
-    let who = Caller::root();
-    let (attr, file) = (fs.create(&who, fs::ROOT, b"f", 0o600, libc::O_RDWR)).unwrap();
-    let node = attr.ino.0;
-    let bell = Arc::new(Told(Mutex::new(rank::LEAF, Vec::new())));
-    let notifier = Notifier::new(Some(bell as Arc<dyn Bell>), hands(8));
-    let atomic = AtomicWrites::default();
-    atomic.init(notifier.clone());
+    let telling = Telling::new();
+    let (fs, file, node, atomic, notifier) = telling.parts();
     let abort = || {
-        start(&atomic, &fs, &file).unwrap();
-        stage(&atomic, &fs, &file, 100);
-        atomic.abort(&fs, node, HANDLE);
-        assert!(!atomic.knows_size(&fs, node, None));
+        start(atomic, fs, file).unwrap();
+        stage(atomic, fs, file, 100);
+        atomic.abort(fs, node, HANDLE);
+        assert!(!atomic.knows_size(fs, node, None));
     };
     abort();
     atomic.tells(node);
     notifier.drop_left();
-    assert!(!atomic.knows_size(&fs, node, None), "that answer was old");
+    assert!(!atomic.knows_size(fs, node, None), "that answer was old");
     abort();
     atomic.forgets(node);
     notifier.drop_left();
-    assert!(atomic.knows_size(&fs, node, None));
-    drop(file);
-    fs.close().unwrap();
+    assert!(atomic.knows_size(fs, node, None));
+    telling.end();
 }
