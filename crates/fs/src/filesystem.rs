@@ -273,7 +273,7 @@ impl FileSystem {
     }
 
     /// Writes everything back, and ends: after this the devices hold all of it, cleanly. Requests that futures and contexts have handed over are
-    /// done first; futures that are polled later end with [`Error::Cancelled`]. What other threads change meanwhile is part of it, or
+    /// done first, but for reads that contexts have in flight, which are not waited for and may land afterwards; futures that are polled later end with [`Error::Cancelled`]. What other threads change meanwhile is part of it, or
     /// fails. The file system changes no more, whatever the outcome. Calling it again waits for that, and returns the same.
     ///
     /// # Errors

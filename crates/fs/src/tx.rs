@@ -164,7 +164,7 @@ struct Staged<'fs> {
 ///
 /// Limits: data without gaps as much as there is free space. Room for it, and for names and attributes, is found when they are staged ([`Error::NoSpace`]), and kept until the commit. Changes of names and attributes count about 200 bytes each, and
 /// runs of pages some 60, with 100 more for the first in a file that was there before; access lists that new inodes get from their directory count besides, and content of up to 2 KiB goes to a block where the
-/// inode has no room within the limits: together the smaller of 4 MiB and a quarter of the journal; and what they leave dirty is bounded by the array's size: 2,800 creates
+/// inode has no room within the limits: together at most 4 MiB, or about a sixth of the journal if that is less; and what they leave dirty is bounded by the array's size: 2,800 creates
 /// or 9,000 scattered pages fit one of 256 MiB, 20,000 or 65,000 one of 2 GiB and more ([`Error::TransactionTooLarge`]; such a transaction can only be
 /// dropped). Access control lists cannot be set.
 ///
