@@ -106,7 +106,7 @@ pub struct Mount {
     #[arg(required = true, num_args = 2.., value_name = "DEVICE... MOUNTPOINT")]
     pub devices_and_mountpoint: Vec<PathBuf>,
     /// Options separated by commas: ro, noatime, relatime, strictatime, nodiratime, nodev,
-    /// nosuid, noexec, sync, dirsync, allow_other (root's default), noallow_other, default_permissions, xattr, noxattr, discard,
+    /// nosuid, noexec, nosymfollow, sync, dirsync, allow_other (root's default), noallow_other, default_permissions, xattr, noxattr, discard,
     /// cache_size=SIZE (8M at least), commit=SECONDS, checkpoint=SECONDS, checkpoint_workers=N,
     /// write_back=SECONDS, pre_clean=on|off, mtime_persist=TIME (as 1s, 10ms, 0), workers=N, io=auto|uring|threads,
     /// topology=per-core|per-device, reap=interrupt|poll|lazy, reap_ring=ordinary|iopoll,

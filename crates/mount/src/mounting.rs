@@ -247,6 +247,7 @@ fn mount_flags(options: &MountOptions) -> libc::c_ulong {
         (options.no_dev, libc::MS_NODEV),
         (options.no_suid, libc::MS_NOSUID),
         (options.no_exec, libc::MS_NOEXEC),
+        (options.no_symlink_follow, libc::MS_NOSYMFOLLOW),
         (options.sync, libc::MS_SYNCHRONOUS),
         (options.dirsync, libc::MS_DIRSYNC),
         (options.no_diratime, libc::MS_NODIRATIME),
@@ -355,6 +356,8 @@ fn helper_options(options: &MountOptions) -> String {
         (options.no_dev, "nodev"),
         (options.no_suid, "nosuid"),
         (options.no_exec, "noexec"),
+        // Older ones refuse it by name.
+        (options.no_symlink_follow, "nosymfollow"),
         (options.sync, "sync"),
         (options.dirsync, "dirsync"),
         (options.atime == AtimePolicy::Never, "noatime"),

@@ -28,6 +28,8 @@ pub struct MountOptions {
     pub no_dev: bool,
     pub no_suid: bool,
     pub no_exec: bool,
+    /// Symbolic links can be read, and lead nowhere.
+    pub no_symlink_follow: bool,
     /// Every write is on the devices before it returns.
     pub sync: bool,
     /// Every change of a directory is on the devices before it returns.
@@ -138,6 +140,8 @@ impl MountOptions {
             "suid" => self.no_suid = false,
             "noexec" => self.no_exec = true,
             "exec" => self.no_exec = false,
+            "nosymfollow" => self.no_symlink_follow = true,
+            "symfollow" => self.no_symlink_follow = false,
             "sync" => self.sync = true,
             "async" => self.sync = false,
             "dirsync" => self.dirsync = true,
@@ -151,14 +155,17 @@ impl MountOptions {
             "xattr" => self.no_xattr = false,
             "diratime" => self.no_diratime = false,
             // mount(8) implies these for `user` and `owner` mounts.
-            "user" | "users" => {
-                (self.no_dev, self.no_suid, self.no_exec) = (true, true, true);
-            }
+            "user" | "users" => self.is_of_user(),
             "owner" | "group" => (self.no_dev, self.no_suid) = (true, true),
             "remount" => return Err(Error::Remount),
             _ => return Ok(IGNORED.contains(&name) || is_comment(name)),
         }
         Ok(true)
+    }
+
+    /// As anybody may mount it.
+    fn is_of_user(&mut self) {
+        (self.no_dev, self.no_suid, self.no_exec) = (true, true, true);
     }
 
     fn set_value(&mut self, name: &str, value: &str) -> Result<bool, Error> {
@@ -185,6 +192,8 @@ impl MountOptions {
                     _ => return Err(bad("one of auto, dev, uring")),
                 }
             }
+            // So mount(8) says who it was.
+            "user" => self.is_of_user(),
             "fsname" => self.fsname = Some(plain(value).ok_or_else(name_only)?),
             "subtype" => self.subtype = Some(plain(value).ok_or_else(name_only)?),
             _ => return Ok(is_comment(name)),
@@ -234,6 +243,24 @@ mod tests {
         assert!(options.no_xattr && !MountOptions::parse("noxattr,xattr").unwrap().no_xattr);
         assert_eq!(MountOptions::parse("").unwrap(), MountOptions::default());
         assert!(!MountOptions::parse("ro,rw").unwrap().read_only);
+    }
+
+    /// mount(8) names the user who may unmount it: such a line of fstab was of use to root only.
+    #[test]
+    fn an_ordinary_user_mounts_what_fstab_lets_him() {
+        let of = |options: MountOptions| (options.no_exec, options.no_suid, options.no_dev);
+        for text in ["user=fred", "rw,noexec,nosuid,nodev,user=fred", "user"] {
+            let options = MountOptions::parse(text).unwrap();
+            assert_eq!(of(options), (true, true, true), "{text}");
+        }
+        let options = MountOptions::parse("user=fred,exec").unwrap();
+        assert_eq!(of(options), (false, true, true));
+    }
+
+    #[test]
+    fn symbolic_links_need_not_be_followed() {
+        let parsed = |text| MountOptions::parse(text).unwrap().no_symlink_follow;
+        assert!(parsed("nosymfollow") && !parsed("nosymfollow,symfollow") && !parsed(""));
     }
 
     #[test]
