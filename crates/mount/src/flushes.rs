@@ -6,7 +6,7 @@
 //! wait, and workers that have waited for one take the next. Whoever syncs alone, or with few others, is served by the worker that has read his request.
 //!
 //! Invariants:
-//! 1. No more than half of the workers wait for flushes that these requests ask for, unless [`LEFT_MAX`] requests are left. Others wait uncounted: on mounts with `sync`
+//! 1. No more than half of the workers wait for flushes that these requests ask for, unless [`LEFT_MAX`] requests are left, or [`LEFT_BYTES_MAX`] of their messages: that is memory beside `cache_size`. Others wait uncounted: on mounts with `sync`
 //!    SETATTR, SETXATTR and REMOVEXATTR, and what makes or removes names (with `dirsync`, too), each in the worker that has read it, as writes that are long and synchronous FALLOCATEs and copies do, and direct writes that only `sync` makes synchronous.
 //! 2. Something is left only while workers wait, each of which looks for it before it waits no more. So all is done, whether there are threads or not.
 //! 3. What was left is done once, and answered where its request was read: the way for its answer is open as long as it is owed.
@@ -32,6 +32,9 @@ const THREADS_MAX: usize = 128;
 const WRITTEN_MAX: usize = 64 << 10;
 /// Requests that are left at most, each with a program that waits for it.
 const LEFT_MAX: usize = 1 << 14;
+/// Bytes of messages that are left, and one message more: as many as the threads have in their hands.
+const LEFT_BYTES_MAX: usize = 8 << 20;
+const _: () = assert!(THREADS_MAX * WRITTEN_MAX <= LEFT_BYTES_MAX);
 /// What takes as long is worth another thread.
 const LONG_NS: u64 = 100_000;
 
@@ -55,13 +58,38 @@ pub fn is_one(message: &[u8]) -> bool {
 /// Serves a request.
 type Job = Box<dyn FnOnce() + Send>;
 
+struct Left {
+    job: Job,
+    bytes: usize,
+}
+
 #[derive(Default)]
 struct State {
     /// Workers that wait.
     waiting: usize,
-    left: VecDeque<Job>,
+    left: VecDeque<Left>,
+    /// Of the messages of these.
+    left_bytes: usize,
     /// Threads that were called and have not looked yet.
     called: usize,
+}
+
+impl State {
+    /// Another one may be left.
+    fn has_room(&self) -> bool {
+        self.left.len() < LEFT_MAX && self.left_bytes < LEFT_BYTES_MAX
+    }
+
+    fn add(&mut self, job: Job, bytes: usize) {
+        self.left.push_back(Left { job, bytes });
+        self.left_bytes += bytes;
+    }
+
+    fn take(&mut self) -> Option<Job> {
+        let Left { job, bytes } = self.left.pop_front()?;
+        self.left_bytes -= bytes;
+        Some(job)
+    }
 }
 
 /// See the module's head.
@@ -106,7 +134,7 @@ impl Flushes {
     }
 
     fn turn_in(self: &Arc<Self>, state: &mut State) -> Option<Turn<'_>> {
-        if state.waiting >= self.most && state.left.len() < LEFT_MAX {
+        if state.waiting >= self.most && state.has_room() {
             return None;
         }
         state.waiting += 1;
@@ -116,15 +144,15 @@ impl Flushes {
         })
     }
 
-    /// Has others do what a worker would that had no [`turn`](Self::turn). A panic in it ends the process, as a worker's does. Or gives the
+    /// Has others do what a worker would that had no [`turn`](Self::turn), with a message of so many bytes. A panic in it ends the process, as a worker's does. Or gives the
     /// worker a turn, if there is one by now.
-    pub fn leave(self: &Arc<Self>, job: Job) -> Option<Turn<'_>> {
+    pub fn leave(self: &Arc<Self>, job: Job, bytes: usize) -> Option<Turn<'_>> {
         {
             let mut state = self.state.lock();
             if let Some(turn) = self.turn_in(&mut state) {
                 return Some(turn);
             }
-            state.left.push_back(job);
+            state.add(job, bytes);
         }
         self.call();
         None
@@ -134,7 +162,7 @@ impl Flushes {
     fn next(self: &Arc<Self>) -> Option<Job> {
         let next = {
             let mut state = self.state.lock();
-            let next = state.left.pop_front();
+            let next = state.take();
             if next.is_none() {
                 state.waiting -= 1;
             }
@@ -190,7 +218,7 @@ impl Flushes {
         let job = {
             let mut state = self.state.lock();
             state.called -= 1;
-            state.left.pop_front()
+            state.take()
         };
         if let Some(job) = job {
             self.serve(job);
@@ -269,7 +297,7 @@ mod tests {
             let job = move || {
                 all.wait();
             };
-            assert!(flushes.leave(Box::new(job)).is_none());
+            assert!(flushes.leave(Box::new(job), 0).is_none());
         }
         // All of these are at it.
         all.wait();
@@ -291,13 +319,13 @@ mod tests {
             let job = move || {
                 done.fetch_add(1, Ordering::Relaxed);
             };
-            assert!(flushes.leave(Box::new(job)).is_none());
+            assert!(flushes.leave(Box::new(job), 0).is_none());
         }
         assert!(flushes.pool.get().is_none() && flushes.turn().is_none());
         drop(turn);
         assert_eq!(done.load(Ordering::Relaxed), 5);
         assert!(
-            flushes.leave(Box::new(|| ())).is_some(),
+            flushes.leave(Box::new(|| ()), 0).is_some(),
             "nobody would do it"
         );
     }
@@ -313,12 +341,33 @@ mod tests {
             let job = move || {
                 all.wait();
             };
-            assert!(flushes.leave(Box::new(job)).is_none());
+            assert!(flushes.leave(Box::new(job), 0).is_none());
         }
         turn.since_ns = turn.since_ns.saturating_sub(32 * LONG_NS);
         // One by one they would wait for ever.
         drop(turn);
         flushes.finish();
         assert!(flushes.state.lock().left.is_empty());
+    }
+
+    /// A gigabyte could be left of what programs wrote one by one, and each waited for.
+    #[test]
+    fn what_is_left_takes_little_memory() {
+        let flushes = Arc::new(Flushes::new(2));
+        flushes.took_ns.store(0, Ordering::Relaxed);
+        let turn = flushes.turn().unwrap();
+        let (mut left, mut turns) = (0, Vec::new());
+        while turns.is_empty() && left < LEFT_MAX {
+            turns.extend(flushes.leave(Box::new(|| ()), WRITTEN_MAX));
+            left += 1;
+        }
+        assert_eq!((left - 1) * WRITTEN_MAX, LEFT_BYTES_MAX);
+        // Beyond that workers wait, as many as there are.
+        turns.extend(flushes.turn());
+        assert_eq!(turns.len(), 2);
+        drop(turns);
+        assert_eq!(flushes.state.lock().left_bytes, 0);
+        assert!(flushes.turn().is_none());
+        drop(turn);
     }
 }

@@ -410,8 +410,9 @@ impl<T: Transport, O: Operations + 'static> Workers<T, O> {
             && let Some(mut way) = reply.detached()
         {
             let (workers, message) = (Arc::clone(self), message.to_vec());
+            let bytes = message.len();
             let job = move || workers.answer(&message, &mut [], &mut *way);
-            turn = self.flushes.leave(Box::new(job));
+            turn = self.flushes.leave(Box::new(job), bytes);
             if turn.is_none() {
                 return;
             }
