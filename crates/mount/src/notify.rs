@@ -9,8 +9,9 @@
 //! 2. So what waits for such a drop is no read and no write-back of a page, nor a SETATTR, which holds up write-back: the drop may wait for these.
 //! 3. Who waits for one leaves a worker to serve what those pages wait for, or waits for a short time only ([`Notifier::wait`]). A worker that has requests of some queue for
 //!    itself alone does not wait.
-//!    Answers that wait for a drop ([`Notifier::drop_written`]) are at most half of the requests that the kernel sends in the background at a time, which read-ahead shares
-//!    with releases: those pages may be locked by read-ahead that the kernel has not sent yet.
+//!    Answers that wait for a drop ([`Notifier::drop_written`]) are at most half of the requests that INIT has the kernel send in the background at a time, which read-ahead shares
+//!    with releases: those pages may be locked by read-ahead that the kernel has not sent yet. It may send fewer at a time (`max_user_bgreq`, `max_background`), and then none
+//!    before it has such an answer: so a thread that does nothing else gives those that have waited for [`WAIT_MAX`], before the drop.
 //! 4. Of the threads that drop pages at most a part is at one file ([`OF_A_FILE_MAX`]): one whose pages stay locked, or are written back one by one, does not hold up all others.
 //! 5. What is left is bounded: who waits no more takes it back, and many outdated ranges of a file become all of it.
 //! 6. What is dropped while a write of it is on its way is dropped again after that write ([`crate::rereads`]).
@@ -146,6 +147,10 @@ impl Pages {
 /// What follows the drop of a file's pages.
 type Then = Box<dyn FnOnce() + Send>;
 
+fn nothing() -> Then {
+    Box::new(|| {})
+}
+
 /// See the module's head. Its copies are one.
 #[derive(Clone)]
 pub struct Notifier(Arc<Inner>);
@@ -158,6 +163,8 @@ struct Inner {
     called: Condvar,
     /// Answers that wait for pages to be dropped.
     withheld: AtomicUsize,
+    /// There is such an answer, or it is over: for the thread that gives late ones.
+    due: Condvar,
     rereads: Rereads,
 }
 
@@ -178,12 +185,16 @@ struct Turns {
     /// Those that were, and have not looked yet.
     called: usize,
     handles: Vec<thread::JoinHandle>,
+    /// The thread that gives late answers sleeps until it is called.
+    awaits_answers: bool,
     is_over: bool,
 }
 
 struct Left {
     pages: Pages,
     then: Then,
+    /// When that is done without the drop, by the clock; `None`: never.
+    due_ns: Option<u64>,
     ticket: u64,
     /// Somebody else counts on it.
     is_relied_on: bool,
@@ -191,26 +202,29 @@ struct Left {
 
 struct Going {
     node: NodeId,
+    then: Then,
+    due_ns: Option<u64>,
     ticket: u64,
     /// Who waited with the kernel's lock does so no more, and has begun a window that ends with the drop.
     is_raced: bool,
 }
 
 impl Turns {
-    fn add(&mut self, pages: Pages, then: Then) -> u64 {
+    fn add(&mut self, pages: Pages, then: Then, due_ns: Option<u64>) -> u64 {
         let ticket = self.ticket;
         self.ticket += 1;
         self.left.push_back(Left {
             pages,
             then,
+            due_ns,
             ticket,
             is_relied_on: false,
         });
         ticket
     }
 
-    /// The next to be dropped: invariant 4.
-    fn take(&mut self) -> Option<Left> {
+    /// The next to be dropped, under which number: invariant 4.
+    fn take(&mut self) -> Option<(Pages, u64)> {
         let going = &self.going;
         let may_be = |left: &Left| {
             let at_it = going.iter().filter(|going| left.pages.is_of(going.node));
@@ -220,16 +234,40 @@ impl Turns {
         let left = self.left.remove(place)?;
         self.going.push(Going {
             node: left.pages.node,
+            then: left.then,
+            due_ns: left.due_ns,
             ticket: left.ticket,
             is_raced: false,
         });
-        Some(left)
+        Some((left.pages, left.ticket))
     }
 
-    /// A drop came to its end; whether a window does with it.
-    fn end(&mut self, ticket: u64) -> bool {
+    /// A drop came to its end; what follows it, and whether a window ends with it.
+    fn end(&mut self, ticket: u64) -> Option<(Then, bool)> {
         let place = self.going.iter().position(|going| going.ticket == ticket);
-        place.is_some_and(|place| self.going.swap_remove(place).is_raced)
+        let ended = self.going.swap_remove(place?);
+        Some((ended.then, ended.is_raced))
+    }
+
+    /// When an answer is late next.
+    fn next_due_ns(&self) -> Option<u64> {
+        // Of those that are left the first is.
+        let left = self.left.iter().find_map(|left| left.due_ns);
+        let going = self.going.iter().filter_map(|going| going.due_ns);
+        going.chain(left).min()
+    }
+
+    /// An answer that is late, and, if nobody has come to it yet, its drop.
+    fn take_late(&mut self, now_ns: u64) -> Option<(Then, Option<Pages>)> {
+        let is_late = |due_ns: Option<u64>| due_ns.is_some_and(|due_ns| due_ns <= now_ns);
+        if let Some(going) = self.going.iter_mut().find(|going| is_late(going.due_ns)) {
+            going.due_ns = None;
+            let then = std::mem::replace(&mut going.then, nothing());
+            return Some((then, None));
+        }
+        let place = self.left.iter().position(|left| is_late(left.due_ns))?;
+        let left = self.left.remove(place)?;
+        Some((left.then, Some(left.pages)))
     }
 
     /// Who left it needs it no more; whether it is under way.
@@ -264,28 +302,41 @@ impl Notifier {
             turns: Mutex::new(rank::LEAF, Turns::default()),
             called: Condvar::new(),
             withheld: AtomicUsize::new(0),
+            due: Condvar::new(),
             rereads: Rereads::new(),
         }))
     }
 
-    /// Starts the first thread that drops pages; further ones come when they are needed. Until then, what is left stays. They end with what this returns.
+    /// Starts the first thread that drops pages; further ones come when they are needed. Until then, what is left stays. They end with what this returns, and so does the one that
+    /// gives late answers.
     pub(crate) fn start(&self) -> std::io::Result<Droppers> {
+        let droppers = Droppers(self.clone());
         self.0.turns.lock().threads = 1;
         self.start_one()?;
-        Ok(Droppers(self.clone()))
+        let handle = self.start_thread("fuse-late", Notifier::serve_late)?;
+        self.0.turns.lock().handles.push(handle);
+        Ok(droppers)
     }
 
-    /// One that is counted already.
-    fn start_one(&self) -> std::io::Result<()> {
+    fn start_thread(
+        &self,
+        name: &str,
+        serve: fn(&Notifier),
+    ) -> std::io::Result<thread::JoinHandle> {
         let notifier = self.clone();
-        let started = thread::spawn("fuse-drops", move || {
-            if catch_unwind(AssertUnwindSafe(|| notifier.serve())).is_err() {
+        thread::spawn(name, move || {
+            if catch_unwind(AssertUnwindSafe(|| serve(&notifier))).is_err() {
                 tracing::error!(
                     "a drop of cached pages panicked; aborting so that no caller hangs"
                 );
                 std::process::abort();
             }
-        });
+        })
+    }
+
+    /// One that is counted already.
+    fn start_one(&self) -> std::io::Result<()> {
+        let started = self.start_thread("fuse-drops", Notifier::serve);
         let mut turns = self.0.turns.lock();
         match started {
             Ok(handle) => {
@@ -303,9 +354,9 @@ impl Notifier {
     fn serve(&self) {
         let mut turns = self.0.turns.lock();
         while !turns.is_over {
-            if let Some(left) = turns.take() {
+            if let Some((pages, ticket)) = turns.take() {
                 drop(turns);
-                self.do_one(left);
+                self.do_one(&pages, ticket);
                 turns = self.0.turns.lock();
                 continue;
             }
@@ -317,25 +368,60 @@ impl Notifier {
         }
     }
 
-    fn do_one(&self, left: Left) {
-        let node = left.pages.node;
-        self.send_drop(&left.pages);
-        let is_raced = self.0.turns.lock().end(left.ticket);
+    fn do_one(&self, pages: &Pages, ticket: u64) {
+        self.send_drop(pages);
+        let ended = self.0.turns.lock().end(ticket);
+        let Some((then, is_raced)) = ended else {
+            return;
+        };
         if is_raced {
-            self.0.rereads.end(node, now_ns());
+            self.0.rereads.end(pages.node, now_ns());
         }
-        (left.then)();
+        then();
+    }
+
+    /// Gives answers that have waited for too long until it is over.
+    fn serve_late(&self) {
+        let mut turns = self.0.turns.lock();
+        while !turns.is_over {
+            let Some(due_ns) = turns.next_due_ns() else {
+                turns.awaits_answers = true;
+                self.0.due.wait(&mut turns);
+                continue;
+            };
+            turns.awaits_answers = false;
+            let now_ns = now_ns();
+            if let Some(late) = turns.take_late(now_ns) {
+                drop(turns);
+                self.answer_late(late);
+                turns = self.0.turns.lock();
+                continue;
+            }
+            let left = Duration::from_nanos(due_ns.saturating_sub(now_ns));
+            self.0.due.wait_for(&mut turns, left);
+        }
+    }
+
+    fn answer_late(&self, (answer, undropped): (Then, Option<Pages>)) {
+        answer();
+        if let Some(pages) = undropped {
+            self.drop_outdated(pages);
+        }
     }
 
     /// Has a thread drop pages that does nothing else. Returns under which number.
-    fn leave(&self, pages: Pages, then: Then) -> u64 {
+    fn leave(&self, pages: Pages, then: Then, due_ns: Option<u64>) -> u64 {
         let (ticket, needs_another) = {
             let mut turns = self.0.turns.lock();
             if turns.is_over {
                 // The kernel has nothing cached any more.
                 return turns.ticket;
             }
-            let ticket = turns.add(pages, then);
+            let ticket = turns.add(pages, then, due_ns);
+            if due_ns.is_some() && turns.awaits_answers {
+                turns.awaits_answers = false;
+                self.0.due.notify_one();
+            }
             let needs_another = turns.idle == 0 && (1..DROPPERS_MAX).contains(&turns.threads);
             if needs_another {
                 turns.threads += 1;
@@ -365,11 +451,11 @@ impl Notifier {
 
     /// The kernel drops these pages soon; then `then` is done, by the thread that has dropped them.
     pub(crate) fn drop_pages(&self, pages: Pages, then: Then) {
-        self.leave(pages.later(), then);
+        self.leave(pages.later(), then, None);
     }
 
     /// The kernel drops pages that it may have as they were before a direct write, which is then answered. Of too many of these at a time some are answered
-    /// before (invariant 3).
+    /// before, and so is one that has waited for [`WAIT_MAX`] (invariant 3).
     pub(crate) fn drop_written(&self, node: NodeId, bytes: Range<u64>, answer: Then) {
         if self.0.withheld.fetch_add(1, Ordering::SeqCst) >= BUSY_MAX {
             self.0.withheld.fetch_sub(1, Ordering::SeqCst);
@@ -382,7 +468,9 @@ impl Notifier {
             answer();
             inner.withheld.fetch_sub(1, Ordering::SeqCst);
         };
-        self.drop_pages(Pages::changed_past(node, bytes), Box::new(answer));
+        let due_ns = now_ns() + WAIT_MAX.as_nanos() as u64;
+        let pages = Pages::changed_past(node, bytes);
+        self.leave(pages, Box::new(answer), Some(due_ns));
     }
 
     /// The kernel drops pages that are not what a write has made. Once for all such writes that nobody has come to yet.
@@ -403,7 +491,7 @@ impl Notifier {
                 pages.bytes = 0..u64::MAX;
             }
         }
-        self.drop_pages(pages, Box::new(|| {}));
+        self.drop_pages(pages, nothing());
     }
 
     /// The same before the answer, if that does not take too long.
@@ -456,7 +544,7 @@ impl Notifier {
             }
         };
         let node = pages.node;
-        let ticket = self.leave(pages, Box::new(then));
+        let ticket = self.leave(pages, Box::new(then), None);
         let (is_done, told) = &*dropped;
         let is_dropped = self.wait(Duration::ZERO, |most| {
             wait_at_most(most, told, &mut is_done.lock(), |is_done| *is_done)
@@ -513,9 +601,9 @@ impl Notifier {
     #[cfg(test)]
     pub(crate) fn drop_left(&self) {
         loop {
-            let left = self.0.turns.lock().take();
-            let Some(left) = left else { break };
-            self.do_one(left);
+            let next = self.0.turns.lock().take();
+            let Some((pages, ticket)) = next else { break };
+            self.do_one(&pages, ticket);
         }
     }
 
@@ -587,6 +675,7 @@ impl Drop for Droppers {
             let mut turns = inner.turns.lock();
             turns.is_over = true;
             inner.called.notify_all();
+            inner.due.notify_all();
             let left = std::mem::take(&mut turns.left);
             (left, std::mem::take(&mut turns.handles))
         };
@@ -649,10 +738,6 @@ mod tests {
             }
             Ok(true)
         }
-    }
-
-    fn nothing() -> Then {
-        Box::new(|| {})
     }
 
     fn with(kernel: &Arc<Kernel>, most: usize, idle: usize) -> Notifier {
@@ -759,7 +844,7 @@ mod tests {
             }
             assert_eq!(its.0.turns.lock().left.len(), 1);
             // But not what a write counts on, whose pages these are.
-            let left = its.leave(Pages::all_unwritten(9), nothing());
+            let left = its.leave(Pages::all_unwritten(9), nothing(), None);
             its.drop_outdated(Pages::outdated(9, 0..4096));
             its.0.turns.lock().withdraw(left);
             let turns = its.0.turns.lock();
@@ -799,6 +884,48 @@ mod tests {
         assert_eq!(notifier.0.withheld.load(Ordering::SeqCst), 0);
     }
 
+    /// Of requests in the background the kernel may send fewer than answers are withheld, and then none before one is answered, which waited for pages that were locked for such a request.
+    #[test]
+    fn an_answer_waits_for_no_drop_for_ever() {
+        // One's pages stay locked, and what is of its file waits with them.
+        const WRITES: usize = OF_A_FILE_MAX + RANGES_MAX + 8;
+        let kernel = Kernel::new();
+        let notifier = with(&kernel, 8, 1);
+        let droppers = notifier.start().unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        let begun_ns = now_ns();
+        for n in 0..WRITES as u64 {
+            let tell = tell.clone();
+            let answer = Box::new(move || tell.send(n).unwrap());
+            notifier.drop_written(0, n * 4096..(n + 1) * 4096, answer);
+        }
+        let most = 4 * WAIT_MAX;
+        let mut answered: Vec<u64> = (0..WRITES)
+            .map(|_| told.recv_timeout(most).unwrap())
+            .collect();
+        assert!(now_ns() - begun_ns >= WAIT_MAX.as_nanos() as u64);
+        answered.sort_unstable();
+        assert!(answered.iter().copied().eq(0..WRITES as u64));
+        // The last of them leaves its drop after its answer.
+        let is_left = |page: u64| {
+            let turns = notifier.0.turns.lock();
+            let pages = Pages::changed_past(0, page * 4096..(page + 1) * 4096);
+            turns.left.iter().any(|left| left.pages.has(&pages))
+        };
+        while !is_left(WRITES as u64 - 1) {
+            thread::yield_now();
+        }
+        assert!((OF_A_FILE_MAX as u64..WRITES as u64).all(is_left));
+        assert!(notifier.0.turns.lock().left.len() <= RANGES_MAX + 1);
+        assert_eq!(notifier.0.withheld.load(Ordering::SeqCst), 0);
+        kernel.go_on();
+        while !notifier.0.turns.lock().left.is_empty() {
+            thread::yield_now();
+        }
+        drop(droppers);
+        assert!(told.try_recv().is_err(), "answered twice");
+    }
+
     #[test]
     fn of_workers_that_wait_one_is_left() {
         let kernel = Kernel::new();
@@ -824,7 +951,7 @@ mod tests {
         let kernel = Kernel::new();
         let notifier = with(&kernel, 8, 1);
         let droppers = notifier.start().unwrap();
-        let left = notifier.leave(Pages::all_unwritten(0), nothing());
+        let left = notifier.leave(Pages::all_unwritten(0), nothing(), None);
         while kernel.told() == 0 {
             thread::yield_now();
         }

@@ -6,17 +6,21 @@ mod common;
 #[path = "common/world.rs"]
 mod world;
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use base::clock::now_ns;
 use base::rng::Rng;
 use common::pattern;
 use mount::Insist;
-use world::World;
+use world::{Mounted, World};
 
 /// What the cache of the file system cannot keep.
 const LEN: u64 = 4 * CACHE as u64;
@@ -76,9 +80,18 @@ fn who_reads_on_waits_for_no_drop_of_pages() {
         };
         threads.push(base::thread::spawn("drops", drops).unwrap());
     }
+    watch(&m, &told);
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    m.end();
+}
+
+/// Until those who tell have ended.
+fn watch(m: &Mounted, told: &mpsc::Receiver<bool>) {
     loop {
         match told.recv_timeout(PATIENCE) {
-            Ok(went_well) => assert!(went_well, "a read failed"),
+            Ok(went_well) => assert!(went_well, "a transfer failed"),
             Err(mpsc::RecvTimeoutError::Disconnected) => break,
             Err(mpsc::RecvTimeoutError::Timeout) => {
                 m.session.unmounter.unmount(Insist::Abort).unwrap();
@@ -86,10 +99,102 @@ fn who_reads_on_waits_for_no_drop_of_pages() {
             }
         }
     }
+}
+
+/// Requests in the background at a time, of which INIT asks for 256.
+const FEW: usize = 8;
+/// Direct writes at a time.
+const WRITES: usize = 2 * FEW;
+const READERS: usize = 3;
+const FEW_LEN: u64 = 64 << 20;
+/// How long they go on.
+const FEW_NS: u64 = 15_000_000_000;
+
+/// All requests in the background were direct writes whose answers waited for pages that read-ahead had locked, and its requests for one of these answers. Whoever runs without privileges
+/// has as few as the kernel likes, and root may set the number at any time.
+#[test]
+fn a_kernel_that_sends_few_requests_at_a_time_goes_on() {
+    let Some(mut world) = World::new() else {
+        return;
+    };
+    world.cache = Some(CACHE);
+    let m = world.mount("");
+    if !sends_few(&m.at) {
+        return m.end();
+    }
+    let path = m.path("f");
+    fs::write(&path, vec![1; FEW_LEN as usize]).unwrap();
+    let place = Arc::new(AtomicU64::new(0));
+    let is_over = Arc::new(AtomicBool::new(false));
+    let (tell, told) = mpsc::channel();
+    let mut threads = Vec::new();
+    for _ in 0..READERS {
+        let file = File::open(&path).unwrap();
+        let (place, is_over, tell) = (Arc::clone(&place), Arc::clone(&is_over), tell.clone());
+        let reads = move || {
+            let mut bytes = vec![0; READ];
+            while !is_over.load(Ordering::Relaxed) {
+                let at = place.fetch_add(READ as u64, Ordering::Relaxed) % FEW_LEN;
+                let is_read = file.read_exact_at(&mut bytes, at).is_ok();
+                if tell.send(is_read).is_err() || !is_read {
+                    return;
+                }
+            }
+        };
+        threads.push(base::thread::spawn("reads", reads).unwrap());
+    }
+    let mut options = OpenOptions::new();
+    let options = options.read(true).write(true).custom_flags(libc::O_DIRECT);
+    let file = options.open(&path).unwrap();
+    let writes = move || {
+        let went_well = write_ahead(file, &place, &tell);
+        is_over.store(true, Ordering::Relaxed);
+        let _ = tell.send(went_well);
+    };
+    threads.push(base::thread::spawn("writes", writes).unwrap());
+    watch(&m, &told);
     for thread in threads {
         thread.join().unwrap();
     }
     m.end();
+}
+
+/// Has the kernel send few requests of a mount in the background at a time.
+fn sends_few(at: &Path) -> bool {
+    const CONTROL: &str = "/sys/fs/fuse/connections";
+    let device = fs::metadata(at).unwrap().dev();
+    let number = u64::from(libc::major(device)) << 20 | u64::from(libc::minor(device));
+    let limit = Path::new(CONTROL).join(format!("{number}/max_background"));
+    let set = fs::write(&limit, FEW.to_string());
+    if let Err(error) = &set {
+        base::skip(&format!("{}: {error}", limit.display()));
+    }
+    set.is_ok()
+}
+
+/// Direct writes that nobody waits for, of what is read next.
+fn write_ahead(file: File, place: &AtomicU64, tell: &mpsc::Sender<bool>) -> bool {
+    const PAGE: u64 = 4096;
+    let mut queue = base::aio::Queue::new(vec![file], WRITES, PAGE as usize).unwrap();
+    let mut rng = Rng::new(5);
+    let mut idle: Vec<usize> = (0..WRITES).collect();
+    let (begun, mut ended) = (now_ns(), Vec::new());
+    while now_ns() - begun < FEW_NS {
+        for slot in idle.drain(..) {
+            let near = place.load(Ordering::Relaxed) + PAGE * rng.below(256);
+            queue.start(slot, 0, near % FEW_LEN, PAGE as usize, true);
+        }
+        if queue.wait(1, &mut ended).is_err() {
+            return false;
+        }
+        for (slot, written) in ended.drain(..) {
+            if written.ok() != Some(PAGE as usize) || tell.send(true).is_err() {
+                return false;
+            }
+            idle.push(slot);
+        }
+    }
+    true
 }
 
 /// Asks for data where there is some.

@@ -10,7 +10,7 @@
 //! 3. What fills the page cache is noted before it is looked at here, and a write looks for that note after it is made: a read that saw the file as it was before is seen by the write.
 //! 4. A handle may become direct when it is open. Of a file that was opened for direct transfers by nobody the kernel may have anything.
 //! 5. Pages that are dropped may be locked until other requests are answered: an answer that waits for that holds no worker that those need ([`drop_written`](crate::ops::Operations::drop_written)).
-//!    Of more than 128 at a time some are answered before. Rings cannot leave an answer to others, and have no such writes.
+//!    Of more than 128 at a time some are answered before, and so is one that has waited for 5 s. Rings cannot leave an answer to others, and have no such writes.
 //! 6. One that is stopped in the middle goes on with the rest, and so meets what stopped it: of an answer that says how far it came the kernel makes `EIO`, on a full disk too.
 //! 7. One that is to be durable is, before it is answered. It counts among the requests that wait for a flush (`flushes.rs`).
 
