@@ -603,7 +603,8 @@ impl Operations for SheafOps {
     }
 
     fn is_outdated(&self, node: NodeId, span: &Span) -> bool {
-        self.direct.is_asynchronous(span) && self.direct.may_be_cached(node)
+        let flags = || self.handles.get(span.handle).map_or(0, |it| it.flags);
+        self.direct.is_asynchronous(span) && self.direct.may_be_cached(node, flags())
     }
 
     fn drop_written(&self, node: NodeId, bytes: Range<u64>, answer: Box<dyn FnOnce() + Send>) {

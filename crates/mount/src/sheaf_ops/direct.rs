@@ -8,7 +8,7 @@
 //! 2. What matters was cached after the write began, so since its handle was opened. As long as nothing has filled the page cache with that file since, there are none: programs
 //!    that know nothing but direct transfers pay for attributes only.
 //! 3. What fills the page cache is noted before it is looked at here, and a write looks for that note after it is made: a read that saw the file as it was before is seen by the write.
-//! 4. A handle may become direct when it is open. Of a file that was opened for direct transfers by nobody the kernel may have anything.
+//! 4. A handle may become direct when it is open (`F_SETFL`). The kernel may have anything of what is written through one that was not opened so, whoever else has the file open for direct transfers.
 //! 5. Pages that are dropped may be locked until other requests are answered: an answer that waits for that holds no worker that those need ([`drop_written`](crate::ops::Operations::drop_written)).
 //!    Of more than 128 at a time some are answered before, and so is one that has waited for 5 s. Rings cannot leave an answer to others, and have no such writes.
 //! 6. One that is stopped in the middle goes on with the rest, and so meets what stopped it: of an answer that says how far it came the kernel makes `EIO`, on a full disk too.
@@ -88,8 +88,11 @@ impl DirectFiles {
         }
     }
 
-    /// Asked when a write is made.
-    pub fn may_be_cached(&self, node: NodeId) -> bool {
+    /// Asked when a write is made through a handle that was opened with these flags.
+    pub fn may_be_cached(&self, node: NodeId, flags: i32) -> bool {
+        if !is_direct(flags) {
+            return true;
+        }
         let files = self.files.lock();
         files.get(&node).is_none_or(|file| file.is_cached)
     }
@@ -158,23 +161,35 @@ mod tests {
     fn pages_are_looked_for_once_something_has_filled_the_page_cache() {
         const DIRECT: i32 = libc::O_DIRECT | libc::O_RDWR;
         let files = DirectFiles::default();
-        assert!(files.may_be_cached(1), "nobody has opened it so");
+        assert!(files.may_be_cached(1, DIRECT), "nobody has opened it so");
         files.cached(1);
         files.opened(1, DIRECT);
         files.opened(1, libc::O_RDWR);
-        assert!(!files.may_be_cached(1), "before it was opened");
+        assert!(!files.may_be_cached(1, DIRECT), "before it was opened");
         files.cached(2);
-        assert!(!files.may_be_cached(1), "another one");
+        assert!(!files.may_be_cached(1, DIRECT), "another one");
         files.cached(1);
         files.opened(1, DIRECT);
-        assert!(files.may_be_cached(1));
+        assert!(files.may_be_cached(1, DIRECT));
         files.closed(1, DIRECT);
         files.closed(1, libc::O_RDWR);
-        assert!(files.may_be_cached(1), "one is open still");
+        assert!(files.may_be_cached(1, DIRECT), "one is open still");
         files.closed(1, DIRECT);
         files.opened(1, DIRECT);
-        assert!(!files.may_be_cached(1));
+        assert!(!files.may_be_cached(1, DIRECT));
         files.closed(1, DIRECT);
         assert_eq!(files.count.load(Ordering::SeqCst), 0);
+    }
+
+    /// Its write was on its way when somebody read the file, and when another one opened it for direct transfers: nobody looked for that page any more.
+    #[test]
+    fn a_handle_that_became_direct_has_pages_looked_for_whoever_else_is_direct() {
+        const DIRECT: i32 = libc::O_DIRECT | libc::O_RDWR;
+        let files = DirectFiles::default();
+        files.opened(1, libc::O_RDWR);
+        files.cached(1);
+        files.opened(1, DIRECT);
+        assert!(files.may_be_cached(1, libc::O_RDWR));
+        assert!(!files.may_be_cached(1, DIRECT));
     }
 }
