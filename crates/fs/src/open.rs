@@ -107,7 +107,9 @@ impl FileSystem {
     /// Where a symbolic link leads that a look-up found. `None`: it is gone, and perhaps its number reused.
     fn target_of(&self, found: &Attr) -> Result<Option<Vec<u8>>, Error> {
         // While we refer to it the number is not reused.
-        self.ref_inode(found.ino);
+        if !self.ref_found(found) {
+            return Ok(None);
+        }
         let target = match self.getattr(found.ino) {
             Ok(attr) if attr.generation == found.generation => self.readlink(found.ino).map(Some),
             Ok(_) => Ok(None),

@@ -14,7 +14,7 @@
 //!    leaving. Whoever takes one out of the set counts it as such before it is no member, and one that is deleted is counted as gone before it is leaving no more: who sees none leaving
 //!    and none gone lately need not wait.
 
-use crate::api::Ino;
+use crate::api::{Attr, Ino};
 use crate::content::{Body, Delta, Inode, Orphan, TreeId};
 use crate::filesystem::FileSystem;
 use crate::list::{self, Addition, Deletion, Emptied};
@@ -341,6 +341,12 @@ impl FileSystem {
     /// One more reference by the kernel, which keeps an unlinked inode alive.
     pub fn ref_inode(&self, ino: Ino) {
         self.files.ref_inode(ino);
+    }
+
+    /// The same of an inode that was found without a lock that keeps it. False: it is being deleted, or was in part, which no reference ends. If its number is another one's by
+    /// now, that is what is referred to.
+    pub fn ref_found(&self, found: &Attr) -> bool {
+        self.files.ref_found(found.ino, found.generation)
     }
 
     /// `count` references fewer; an unlinked inode without references is deleted.

@@ -28,7 +28,7 @@
 //!    starts, commits or aborts through it: it is the rest of a batch whose beginning is gone.
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};

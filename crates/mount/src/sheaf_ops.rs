@@ -4,7 +4,7 @@
 //! Invariants:
 //!
 //! 1. Every entry answered to the kernel holds one reference of its inode, taken before the
-//!    answer is sent and given back by FORGET: an inode the kernel knows is never reused.
+//!    answer is sent and given back by FORGET: an inode the kernel knows is never reused, and one that is being deleted is not found any more.
 //! 2. A node id is the inode's number; nothing is kept per inode here, so that neither descriptors nor memory bound the number of files, and file handles stay good across
 //!    mounts. They name a use of that number by [`Attr::handle_generation`], which no crash hands out again.
 //!
@@ -52,6 +52,8 @@ mod failed;
 mod mapped;
 mod opened;
 mod set_id;
+#[cfg(test)]
+mod tests;
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -294,23 +296,24 @@ impl SheafOps {
     }
 
     /// Takes a reference on the inode that `find` gives, and makes sure that it still was
-    /// that inode then: the kernel revalidates names without any lock.
+    /// that inode then, and stays it: the kernel revalidates names without any lock, and asks for numbers whose inodes are being deleted.
     fn found(&self, find: impl Fn() -> FsResult<Attr>) -> FsResult<Entry> {
         let mut attempts = 0;
         loop {
             let attr = find()?;
-            self.fs.ref_inode(attr.ino);
-            let now = self.fs.getattr(attr.ino);
-            if let Ok(now) = &now
-                && now.generation == attr.generation
-            {
-                return Ok(self.entry(now));
+            let mut failed = fs::Error::Stale(attr.ino);
+            if self.fs.ref_found(&attr) {
+                match self.fs.getattr(attr.ino) {
+                    Ok(now) if now.generation == attr.generation => return Ok(self.entry(&now)),
+                    Ok(_) => {}
+                    Err(error) => failed = error,
+                }
+                self.fs.forget(attr.ino, 1);
             }
-            self.fs.forget(attr.ino, 1);
             attempts += 1;
-            // Whoever loses this race so often meets damage, not a race.
+            // Whoever loses this race so often meets damage, or a deletion that goes on, not a race.
             if attempts == FOUND_ATTEMPTS {
-                return Err(now.err().unwrap_or(fs::Error::Stale(attr.ino)));
+                return Err(failed);
             }
         }
     }

@@ -604,6 +604,14 @@ impl Files {
         self.table.ref_inode(ino);
     }
 
+    /// The same of what a look-up has found; false: it is being deleted.
+    pub(crate) fn ref_found(&self, ino: Ino, generation: u64) -> bool {
+        self.table.ref_found(FileKey {
+            nid: ino,
+            generation,
+        })
+    }
+
     /// True when nobody refers to the inode any more: an unlinked one is to be deleted now.
     pub(crate) fn forget(&self, ino: Ino, count: u64) -> bool {
         self.table.forget(ino, count)

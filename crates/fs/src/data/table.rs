@@ -28,7 +28,7 @@ struct Shard {
     /// References by the kernel, which may know millions of inodes: kept apart, and small.
     lookups: References,
     /// Unlinked files that nobody refers to and that are being deleted, or were in part: they open
-    /// no more.
+    /// no more, and no look-up refers to them.
     condemned: HashSet<FileKey>,
 }
 
@@ -217,6 +217,16 @@ impl FileTable {
         self.shard(ino).lock().lookups.add(ino);
     }
 
+    /// The same of what a look-up has found. False: it is condemned, and a reference would not keep its number.
+    pub fn ref_found(&self, key: FileKey) -> bool {
+        let mut shard = self.shard(key.nid).lock();
+        let may_be = !shard.condemned.contains(&key);
+        if may_be {
+            shard.lookups.add(key.nid);
+        }
+        may_be
+    }
+
     /// `count` kernel references fewer; true when nobody refers to the inode any more.
     pub fn forget(&self, ino: Ino, count: u64) -> bool {
         let mut shard = self.shard(ino).lock();
@@ -282,5 +292,29 @@ impl Drop for StateUse<'_> {
     fn drop(&mut self) {
         let Files { table, pages, .. } = self.files;
         table.leave(&self.state, false, pages);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_refers_to_a_file_first_keeps_it_and_nobody_does_once_it_is_condemned() {
+        let table = FileTable::new(1);
+        let key = FileKey {
+            nid: Ino { 0: 1000 },
+            generation: 7,
+        };
+        assert!(table.ref_found(key) && !table.condemn(key));
+        assert!(table.forget(key.nid, 1) && table.condemn(key));
+        assert!(!table.ref_found(key) && !table.is_referenced(key.nid));
+        // A later use of the number.
+        assert!(table.ref_found(FileKey {
+            generation: 8,
+            ..key
+        }));
+        table.pardon(key);
+        assert!(table.ref_found(key));
     }
 }

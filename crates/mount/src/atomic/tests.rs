@@ -20,7 +20,7 @@ impl Bell for Slow {
     }
 }
 
-fn file_system(dir: &std::path::Path) -> Arc<FileSystem> {
+pub(crate) fn file_system(dir: &std::path::Path) -> Arc<FileSystem> {
     let image = dir.join("image");
     let bytes = 256 << 20;
     device::create_image(&image, bytes).unwrap();
