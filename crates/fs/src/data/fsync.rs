@@ -386,6 +386,7 @@ impl Files {
     /// What was written of this file and is clean in memory may be lost.
     pub(super) fn lost(&self, state: &FileState, meta: &mut Meta, why: &str) {
         meta.fail(why.to_owned());
+        meta.failure.lost = true;
         if !planted(Canary::LossUntold) {
             self.losses.lock().note(state.ino(), why);
         }
@@ -536,7 +537,7 @@ impl Files {
         }
         let unwritten = self.unwritten();
         let crowded = |share: usize| unwritten > self.pages.capacity() / share;
-        let (mut due, mut old) = (Vec::new(), Vec::new());
+        let (mut due, mut old, mut hopeless) = (Vec::new(), Vec::new(), Vec::new());
         self.table.each_state(|state| {
             let since = self.pages.dirty_since(state.key);
             if self.write_back_due(state, since, &crowded, now_ns) {
@@ -548,12 +549,16 @@ impl Files {
             if self.times_old(state, now_ns) {
                 old.push(state.ino());
             }
+            if state.meta.lock().failed_for_long(now_ns) && !self.table.is_open(state.ino()) {
+                hopeless.push(Arc::clone(state));
+            }
         });
         due.extend(self.take_logged());
         due.extend(self.cleaning.take_files());
         due.sort_unstable();
         due.dedup();
         self.write_back_each(&due, &|state| self.flush_file(state), &mut note);
+        hopeless.iter().for_each(|state| self.settle_failed(state));
         note(self.persist_old_times(&old, now_ns));
         let unflushed: Vec<Ino> = self.unflushed.lock().keys().copied().collect();
         let closed = unflushed.iter().any(|ino| !self.table.is_open(*ino));
@@ -719,7 +724,7 @@ impl Files {
         }
     }
 
-    /// A handle of a file has gone that could not be written. If it was the last one, tries once more, and then drops what
+    /// A handle of a file has gone that could not be written, or the background has tried it for long. If nobody has it open, tries once more, and then drops what
     /// cannot be written, so that the file is what its inode says: the failure stays latched, and is reported by the next
     /// handle's fsync if by nobody before. What a new handle writes is not dropped. Once the store has failed nothing is: nothing can be written any more, and
     /// all that was done can be read until the unmount.
@@ -749,7 +754,7 @@ impl Files {
             let mut meta = state.meta.lock();
             meta.size = meta.logged_size;
             meta.end_replacement();
-            meta.failing_ns = None;
+            meta.fails_no_more();
         }
         // Whoever looked at what is given up sees by its times that it is gone.
         self.note_ahead(&state);

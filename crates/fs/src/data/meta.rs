@@ -18,6 +18,8 @@ use format::Nid;
 
 /// How long the background leaves a file alone whose write-back has failed.
 const RETRY_NS: u64 = 1_000_000_000;
+/// How long it tries the write-back of a file that nobody has open: nobody is left who could react to the failure, and the pages take others' room.
+const GIVE_UP_NS: u64 = 30_000_000_000;
 
 /// Times that are newer than those in the inode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,8 +44,10 @@ pub(super) struct Failure {
     pub count: u64,
     /// The newest one.
     pub why: String,
-    /// Somebody was told of the newest one.
+    /// Somebody was told of the newest one, or nobody need be.
     pub reported: bool,
+    /// Since somebody was told something was lost: no later try makes that good.
+    pub lost: bool,
 }
 
 /// Batches of a file that were written in place. The counts only grow: whoever flushes knows by the one it saw before what
@@ -121,6 +125,8 @@ pub(super) struct Meta {
     pub failure: Failure,
     /// Monotonic time at which write-back of the file last failed. `None`: all that was dirty has gone home since.
     pub failing_ns: Option<u64>,
+    /// And since when it has failed.
+    pub failing_since_ns: Option<u64>,
 }
 
 impl Meta {
@@ -214,6 +220,7 @@ impl Meta {
             count: self.failure.count + 1,
             why,
             reported: false,
+            lost: self.failure.lost && !self.failure.reported,
         };
     }
 
@@ -221,6 +228,18 @@ impl Meta {
     pub fn fail_write_back(&mut self, why: String, now_ns: u64) {
         self.fail(why);
         self.failing_ns = Some(now_ns);
+        self.failing_since_ns.get_or_insert(now_ns);
+    }
+
+    /// Nothing is left that could not be written: it has gone home, or is given up.
+    pub fn fails_no_more(&mut self) {
+        (self.failing_ns, self.failing_since_ns) = (None, None);
+    }
+
+    /// Its write-back has failed for as long as is tried for a file that nobody has open.
+    pub fn failed_for_long(&self, now_ns: u64) -> bool {
+        let long = |since| now_ns.saturating_sub(since) >= GIVE_UP_NS;
+        self.failing_since_ns.is_some_and(long)
     }
 
     /// Nobody but who waits for it tries its write-back again now.

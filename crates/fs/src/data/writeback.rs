@@ -7,7 +7,7 @@
 //! ([`engine::Op::vouch`]), whoever leads the commit writes both, and one flush makes both durable.
 //!
 //! When a write fails the failure is latched on the file, and what does not depend on it is written all the same (`rescue`). The other pages stay dirty, and are
-//! tried again, until the last handle is closed; then they are dropped (see `settle_failed`). Until then they have their room: blocks that were
+//! tried again, until the last handle is closed, or for half a minute if it is closed already; then they are dropped (see `settle_failed`). Until then they have their room: blocks that were
 //! reserved for them and are not used are promised to them again, and nobody else can have them in between (`Files::take_back`).
 //! What a record vouches for is clean as soon as that is staged; if its write fails, the commit does, and the store with it.
 

@@ -699,3 +699,80 @@ fn a_block_that_cannot_be_written_costs_its_own_page_and_no_other() {
     }
     assert_eq!((m.size(ino), m.check(ino)), (pages * PAGE, pages));
 }
+
+/// Only the drop of a handle gave up: what failed later was tried once a second until the unmount, and failed each sync.
+#[test]
+fn data_of_a_closed_file_that_cannot_be_written_is_given_up_after_a_while_and_not_silently() {
+    let world = World::new(37, 64, 64);
+    let m = world.mount();
+    let before = m.free_blocks();
+    let (ino, opened) = (m.make(), m.make());
+    m.commit_more();
+    let file = m.open(opened);
+    m.write(&m.open(ino), 0, &pattern(1, 20_000));
+    m.write(&file, 0, &pattern(2, 20_000));
+    for device in &world.devices {
+        device.fail_writes(Strikes::Always, None);
+    }
+    let seconds = |seconds| {
+        for _ in 0..seconds {
+            world.clock.advance(Duration::from_secs(1));
+            // It is latched on the files.
+            let _ = m.files.tick();
+        }
+    };
+    seconds(30);
+    assert_eq!((m.files.dirty_pages(), m.size(ino)), (10, 20_000));
+    seconds(10);
+    assert!(m.store.failed().is_none());
+    assert_eq!((m.files.dirty_pages(), m.size(ino)), (5, 0));
+    for device in &world.devices {
+        device.heal();
+    }
+    let sync = || {
+        let told = m.files.losses_told();
+        m.files.write_back_all()?;
+        m.store.sync()?;
+        m.files.check_losses(told)
+    };
+    assert_eq!(sync().unwrap_err().errno(), libc::EIO);
+    sync().unwrap();
+    // Who has a file open keeps it.
+    assert_eq!(m.contents(opened), pattern(2, 20_000));
+    let again = m.open(ino);
+    assert_eq!(m.files.fsync(&again, false).unwrap_err().errno(), libc::EIO);
+    drop(again);
+    m.files.fsync(&m.open(ino), false).unwrap();
+    drop(file);
+    assert_eq!(m.free_blocks(), before - 5);
+}
+
+/// They stayed until the unmount, and who opened such a file was told of a loss that there was not.
+#[test]
+fn a_failure_that_a_later_try_made_good_leaves_nothing_behind() {
+    let world = World::new(38, 64, 4096);
+    let m = world.mount();
+    let inos: Vec<Ino> = (0..20).map(|_| m.make()).collect();
+    m.commit_more();
+    let states = || m.files.table.inos().len();
+    let before = states();
+    for (seed, ino) in (0..).zip(&inos) {
+        m.write(&m.open(*ino), 0, &pattern(seed, 20_000));
+    }
+    for device in &world.devices {
+        device.fail_writes(Strikes::Always, None);
+    }
+    world.clock.advance(Duration::from_secs(6));
+    assert!(m.files.tick().is_err());
+    assert_eq!((m.files.dirty_pages(), states()), (100, before + 20));
+    for device in &world.devices {
+        device.heal();
+    }
+    world.clock.advance(Duration::from_secs(2));
+    m.files.tick().unwrap();
+    assert_eq!((m.files.dirty_pages(), states()), (0, before));
+    let file = m.open(inos[0]);
+    m.write(&file, 0, &pattern(30, 20_000));
+    m.files.fsync(&file, false).unwrap();
+    assert_eq!(m.contents(inos[1]), pattern(1, 20_000));
+}

@@ -10,6 +10,7 @@ use crate::Error;
 use crate::data::Files;
 use crate::data::clean::needs_no_record;
 use crate::data::file::FileState;
+use crate::data::meta::Failure;
 use crate::data::tail::How;
 use base::sync::Arc;
 use format::{BLOCK_SIZE, Block};
@@ -90,11 +91,22 @@ impl Files {
         outcome
     }
 
-    /// All that was dirty in a file has gone home: what failed before has passed.
+    /// All that was dirty in a file has gone home: what failed before has passed. If nothing was lost, and nobody has the file open who was
+    /// promised to hear of it, nobody need be told.
     pub(super) fn fails_no_more(&self, state: &FileState) {
         let mut meta = state.meta.lock();
         if meta.failing_ns.is_some() {
-            meta.failing_ns = None;
+            meta.fails_no_more();
+        }
+        let Failure {
+            count,
+            reported,
+            lost,
+            ..
+        } = meta.failure;
+        // Whoever opens it is counted before looking at what is forgiven, behind this lock.
+        if count > 0 && !reported && !lost && !self.table.is_open(state.ino()) {
+            meta.failure.reported = true;
         }
     }
 
