@@ -87,8 +87,8 @@ impl Request<'_> {
 
 impl FileSystem {
     /// Renames in one atomic step; `flags`: [`RENAME_NOREPLACE`] or [`RENAME_EXCHANGE`].
-    /// A file that takes the place of another is written back first, so that no crash shows
-    /// the new name with less than the old content or the new one.
+    /// A file that takes the place of another is written back first, both where they change places, so that no crash shows
+    /// a name with less than the old content or the new one.
     pub fn rename<'d>(
         &self,
         _who: &Caller,
@@ -103,9 +103,7 @@ impl FileSystem {
         if flags & !(RENAME_EXCHANGE | RENAME_NOREPLACE) != 0 || (exchange && keep) {
             return Err(Error::Invalid("unknown rename flags"));
         }
-        if is_dot(name) || is_dot(new_name) {
-            return Err(if keep { Error::Exists } else { Error::Busy });
-        }
+        check_dots(name, new_name, keep)?;
         let (name, new_name) = (self.wanted(name)?, self.wanted(new_name)?);
         let (parent, new_parent) = (parent.into(), new_parent.into());
         let request = Request {
@@ -208,16 +206,13 @@ impl FileSystem {
             },
             None => None,
         };
+        if !self.write_back_moved(request, found)? {
+            return Ok(Outcome::Again);
+        }
         let replaced = found.target.as_ref().filter(|_| !request.exchange);
         let mut orphaned = this.orphanage;
         let mut orphans = None;
         if let (Some(target), Some(node)) = (replaced, &target) {
-            if found.source.kind == libc::DT_REG && !planted(Canary::ReplaceBeforeData) {
-                match self.files.write_back(found.source.nid) {
-                    Err(Error::Stale(_)) => return Ok(Outcome::Again),
-                    other => other?,
-                }
-            }
             match node.read() {
                 Ok(node) => orphaned |= self.needs_orphanage(target.nid, node.inode()?),
                 Err(engine::Error::Gone(_)) => return Ok(Outcome::Again),
@@ -261,6 +256,26 @@ impl FileSystem {
             orphans: slots.get(4).copied(),
         };
         self.rename_locked(op, request, found, slots)
+    }
+
+    /// Writes back what takes another's place: a file must have its content before it has a name under which a crash may leave another's. False: one
+    /// is gone.
+    fn write_back_moved(&self, request: &Request<'_>, found: &Found) -> Result<bool, Error> {
+        let Some(target) = &found.target else {
+            return Ok(true);
+        };
+        if planted(Canary::ReplaceBeforeData) {
+            return Ok(true);
+        }
+        let moved = [Some(&found.source), request.exchange.then_some(target)];
+        let files = moved.into_iter().flatten();
+        for file in files.filter(|name| name.kind == libc::DT_REG) {
+            match self.files.write_back(file.nid) {
+                Err(Error::Stale(_)) => return Ok(false),
+                other => other?,
+            }
+        }
+        Ok(true)
     }
 
     /// Whether both names refer to one inode at one moment.
@@ -567,6 +582,15 @@ pub(crate) fn retarget(op: &mut Op<'_, FsNode>, (slot, key, target): Retargeted)
     op.apply(slot, delta);
 }
 
+/// Neither name may be "." or "..": the old one is busy, whatever the flags; a new one exists for who must not replace it.
+pub(crate) fn check_dots(name: &[u8], new_name: &[u8], keep: bool) -> Result<(), Error> {
+    match (is_dot(name), is_dot(new_name)) {
+        (false, false) => Ok(()),
+        (false, true) if keep => Err(Error::Exists),
+        _ => Err(Error::Busy),
+    }
+}
+
 pub(crate) fn check_replaceable(source: &Inode, target: &Inode) -> Result<(), Error> {
     match (source.is_dir(), target.is_dir()) {
         (true, false) => Err(Error::NotADirectory),
@@ -674,16 +698,20 @@ pub(crate) mod tests {
     use device::Array;
     use device::sim::SimDevice;
     use format::geometry::{Geometry, GeometryOptions};
+    use std::cell::Cell;
+    use std::rc::Rc;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     const BYTES: u64 = 64 << 20;
 
-    /// Has `a` and `b` in it removed at a step of moving directory `x` into `b`, and then what `then` does.
+    /// Has `a` and `b` in it removed at a step of moving directory `x` into `b`, and then what `then` does, whose answer is returned, too.
     fn move_while_both_go(
         step: u32,
-        then: impl Fn(&FileSystem, Ino, Ino) + 'static,
-    ) -> Result<(), Error> {
+        then: impl Fn(&FileSystem, Ino, Ino) -> bool + 'static,
+    ) -> (Result<(), Error>, bool) {
+        // What this thread's core gives back it gets again.
+        base::thread::pin(base::thread::current_cpu()).unwrap();
         let (fs, who) = (file_system(), Caller::root());
         let above = fs.mkdir(&who, ROOT, b"a", 0o755).unwrap().ino;
         let below = fs.mkdir(&who, above, b"b", 0o755).unwrap().ino;
@@ -691,24 +719,26 @@ pub(crate) mod tests {
         // The kernel knows where it moves to.
         fs.ref_inode(below);
         let (others, mut steps) = (Arc::clone(&fs), 0);
+        let answer = Rc::new(Cell::new(false));
+        let answers = Rc::clone(&answer);
         others_do(move || {
             steps += 1;
             if steps == step {
                 others.rmdir(&who, above, b"b").unwrap();
                 others.rmdir(&who, ROOT, b"a").unwrap();
-                then(&others, moved, above);
+                answers.set(then(&others, moved, above));
             }
         });
         let outcome = fs.rename(&who, ROOT, b"x", below, b"y", 0);
         nobody_does();
         fs.forget(below, 1);
-        outcome
+        (outcome, answer.get())
     }
 
     /// It was told of whatever had the number of a directory above by then: that there is nothing, or a file, or that it would be inside itself.
     #[test]
     fn who_moves_a_directory_into_one_that_goes_finds_it_gone() {
-        fn make(fs: &FileSystem, dir: Ino, kind: u32, wanted: Ino) {
+        fn make(fs: &FileSystem, dir: Ino, kind: u32, wanted: Ino) -> bool {
             let make = |i: u32| {
                 let (who, name) = (Caller::root(), format!("{i}"));
                 match kind {
@@ -716,17 +746,19 @@ pub(crate) mod tests {
                     _ => fs.mknod(&who, dir, name.as_bytes(), kind, 0),
                 }
             };
-            (0..500).find(|i| make(*i).unwrap().ino == wanted);
+            (0..500).any(|i| make(i).unwrap().ino == wanted)
         }
-        type Then = fn(&FileSystem, Ino, Ino);
+        type Then = fn(&FileSystem, Ino, Ino) -> bool;
         let thens: [Then; 3] = [
-            |_, _, _| {},
+            |_, _, _| true,
             |fs, _, above| make(fs, ROOT, libc::S_IFREG, above),
             |fs, moved, above| make(fs, moved, libc::S_IFDIR, above),
         ];
         for (i, then) in thens.into_iter().enumerate() {
             for step in 1..4 {
-                let outcome = move_while_both_go(step, then);
+                let (outcome, got) = move_while_both_go(step, then);
+                // While it is looked for above `b` nothing else gets its number.
+                assert_eq!(got, i == 0 || step != 2, "{i}, step {step}");
                 let is_right = matches!(outcome, Err(Error::NotFound));
                 assert!(is_right, "{i}, step {step}: {outcome:?}");
             }
@@ -811,8 +843,8 @@ pub(crate) mod tests {
         FileSystem::open(array, FsOptions::default().without_threads(Clock::real())).unwrap()
     }
 
-    #[test]
-    fn no_directory_gains_a_subdirectory_that_it_has_no_count_for() {
+    /// A directory that has as many subdirectories as there can be, with a file in it, and another one with a folder in it.
+    fn full_and_other() -> (Arc<FileSystem>, Ino, Ino) {
         let fs = file_system();
         let who = Caller::root();
         let [full, other] = [b"full", b"next"].map(|name| fs.mkdir(&who, ROOT, name, 0o755));
@@ -828,8 +860,14 @@ pub(crate) mod tests {
         };
         op.apply(slot, Delta::Attrs(links));
         op.commit();
+        (fs, full, other)
+    }
+
+    #[test]
+    fn no_directory_gains_a_subdirectory_that_it_has_no_count_for() {
+        let (fs, full, other) = full_and_other();
         let rename = |from: (Ino, &[u8]), to: (Ino, &[u8]), flags| {
-            fs.rename(&who, from.0, from.1, to.0, to.1, flags)
+            fs.rename(&Caller::root(), from.0, from.1, to.0, to.1, flags)
         };
         let (file, folder) = ((full, &b"file"[..]), (other, &b"folder"[..]));
         // Whichever side of an exchange it is.
@@ -841,5 +879,73 @@ pub(crate) mod tests {
             assert!(matches!(refused, Err(Error::TooManyLinks)), "{refused:?}");
         }
         rename(file, (other, b"file"), 0).unwrap();
+    }
+
+    /// By a transaction the count went beyond what there is room for, and that was committed.
+    #[test]
+    fn nor_does_one_by_a_transaction() {
+        let (fs, full, other) = full_and_other();
+        type Names<'a> = &'a [((Ino, &'a [u8]), (Ino, &'a [u8]), u32)];
+        let rename = |names: Names<'_>| {
+            let mut tx = fs.transaction(&Caller::root()).unwrap();
+            for (from, to, flags) in names {
+                tx.rename(from.0, from.1, to.0, to.1, *flags)?;
+            }
+            tx.commit()
+        };
+        let (file, folder, new) = ((full, &b"file"[..]), (other, &b"folder"[..]), &b"new"[..]);
+        for refused in [
+            rename(&[(folder, (full, new), 0)]),
+            rename(&[(folder, file, RENAME_EXCHANGE)]),
+            rename(&[(file, folder, RENAME_EXCHANGE)]),
+        ] {
+            assert!(matches!(refused, Err(Error::TooManyLinks)), "{refused:?}");
+        }
+        rename(&[(file, (other, b"file"), 0)]).unwrap();
+        // Within it, and in place of one that it has.
+        let links = |nlink| {
+            let node = fs.node(full).unwrap();
+            let mut op = fs.store.begin(Need::Reclaim).unwrap();
+            let slot = op.lock(&node).unwrap();
+            let links = AttrChange {
+                nlink: Some(nlink),
+                ..AttrChange::default()
+            };
+            op.apply(slot, Delta::Attrs(links));
+            op.commit();
+        };
+        links(DIR_LINK_MAX - 1);
+        rename(&[(folder, (full, new), 0)]).unwrap();
+        fs.mkdir(&Caller::root(), other, b"folder", 0o755).unwrap();
+        rename(&[
+            ((full, new), (full, b"newer"), 0),
+            (folder, (full, b"newer"), 0),
+        ])
+        .unwrap();
+        fs.close().unwrap();
+    }
+
+    /// With NOREPLACE it was told that the new name exists, whichever it was.
+    #[test]
+    fn an_old_name_that_is_a_dot_is_busy_and_a_new_one_exists() {
+        let (fs, who) = (file_system(), Caller::root());
+        fs.mkdir(&who, ROOT, b"a", 0o755).unwrap();
+        let errno = |name: &[u8], new_name: &[u8], flags| {
+            let mut tx = fs.transaction(&who).unwrap();
+            let staged = tx.rename(ROOT, name, ROOT, new_name, flags).unwrap_err();
+            let refused = fs.rename(&who, ROOT, name, ROOT, new_name, flags);
+            let errno = refused.unwrap_err().errno();
+            assert_eq!(errno, staged.errno());
+            errno
+        };
+        for dot in [&b"."[..], b".."] {
+            for flags in [0, RENAME_NOREPLACE, RENAME_EXCHANGE] {
+                assert_eq!(errno(dot, b"b", flags), libc::EBUSY);
+                assert_eq!(errno(dot, dot, flags), libc::EBUSY);
+            }
+            assert_eq!(errno(b"a", dot, 0), libc::EBUSY);
+            assert_eq!(errno(b"a", dot, RENAME_EXCHANGE), libc::EBUSY);
+            assert_eq!(errno(b"a", dot, RENAME_NOREPLACE), libc::EEXIST);
+        }
     }
 }

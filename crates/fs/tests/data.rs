@@ -463,6 +463,55 @@ fn replacing_by_rename_without_fsync_leaves_old_or_new() {
     }
 }
 
+/// The content of what had got the other name by an exchange was nowhere.
+#[test]
+fn exchanging_without_fsync_leaves_all_of_either_content() {
+    for (seed, by_transaction) in (0..50).map(|i| (i / 2, i % 2 == 1)) {
+        let mut rng = Rng::new(seed);
+        let mut world = World::new(2, 32 << 20, seed);
+        let (old, new) = (pattern(1, 50_000), pattern(2, 70_000));
+        let fs = world.open();
+        let (_, file) = create(&fs, b"old");
+        fs.write(&file, 0, &old).unwrap();
+        fs.sync().unwrap();
+        drop(file);
+        world.switch.cut_after(rng.below(12));
+        // Either may be named first.
+        let mut names = [&b"old"[..], b"new"];
+        names.rotate_left(rng.below(2) as usize);
+        let exchange = || -> Result<(), Error> {
+            let root = Caller::root();
+            let (_, file) = fs.create(&root, ROOT, b"new", 0o644, libc::O_RDWR)?;
+            fs.write(&file, 0, &new)?;
+            drop(file);
+            if by_transaction {
+                let mut tx = fs.transaction(&root)?;
+                tx.rename(ROOT, names[0], ROOT, names[1], fs::RENAME_EXCHANGE)?;
+                return tx.commit();
+            }
+            fs.rename(&root, ROOT, names[0], ROOT, names[1], fs::RENAME_EXCHANGE)?;
+            Ok(fs.store().sync()?)
+        };
+        let _ = exchange();
+        world.switch.cut_now();
+        drop(fs);
+        world.restart(&mut rng);
+        let fs = world.open();
+        let old_ino = fs.lookup(ROOT, b"old").unwrap().ino;
+        let found = contents(&fs, old_ino);
+        assert!(
+            found == old || found == new,
+            "seed {seed}, {by_transaction}"
+        );
+        if found == new {
+            let ino = fs.lookup(ROOT, b"new").unwrap().ino;
+            assert!(contents(&fs, ino) == old, "seed {seed}, {by_transaction}");
+        }
+        fs.close().unwrap();
+        world.check();
+    }
+}
+
 /// Threads work on files of their own and on one that they share, with the background
 /// threads running and hardly any memory.
 #[test]

@@ -253,7 +253,6 @@ impl<'fs> Transaction<'fs> {
         let above = live_dir(op.peek(parent).inode()?)?;
         let staged = self.inodes.get(&ino).ok_or(Error::Stale(ino))?;
         let fresh = staged.fresh.as_ref().ok_or(Error::Stale(ino))?;
-        let takes_subdir = above.takes_subdir();
         let who: &Caller = &self.who;
         let (mut inode, attributes) = fs.draft_with(who, above, draft, fresh.version(), default)?;
         if staged.has_looked && staged.gets != Gets::new(&inode, &attributes) && looks_again() {
@@ -263,9 +262,6 @@ impl<'fs> Transaction<'fs> {
         }
         if inode.is_dir() {
             inode.parent = place.dir;
-            if !takes_subdir {
-                return Err(Error::TooManyLinks);
-            }
         }
         (inode.atime, inode.mtime, inode.ctime, inode.btime) = (now, now, now, now);
         let target = Named::of(ino, &inode);
@@ -289,8 +285,12 @@ impl<'fs> Transaction<'fs> {
         if spot.found.is_some() {
             return Err(Error::Exists);
         }
+        let is_dir = target.kind == libc::DT_DIR;
+        if is_dir && !op.peek(slot).inode()?.takes_subdir() {
+            return Err(Error::TooManyLinks);
+        }
         dir::insert(op, spot, place.name, target)?.finish(op);
-        let subdirs = (target.kind == libc::DT_DIR) as i32;
+        let subdirs = is_dir as i32;
         self.fs.count_names(op, slot, (1, subdirs), now);
         Ok(())
     }
@@ -398,8 +398,13 @@ impl<'fs> Transaction<'fs> {
             true => down_count - up_count,
             false => 0,
         };
-        fs.count_names(op, carried.slot(from.dir)?, (0, gained), now);
-        fs.count_names(op, carried.slot(to.dir)?, (0, -gained), now);
+        for (dir, gained) in [(from.dir, gained), (to.dir, -gained)] {
+            let slot = carried.slot(dir)?;
+            if gained > 0 && !op.peek(slot).inode()?.takes_subdir() {
+                return Err(Error::TooManyLinks);
+            }
+            fs.count_names(op, slot, (0, gained), now);
+        }
         let parent = |is_dir: bool, dir| (is_dir && crosses).then_some(dir);
         self.moved(op, carried, source, parent(up, to.dir), now)?;
         self.moved(op, carried, target, parent(down, from.dir), now)

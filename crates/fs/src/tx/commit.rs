@@ -130,17 +130,23 @@ impl<'fs> Transaction<'fs> {
     /// Files that take others' places are written back before that, as by a rename.
     fn write_back_renamed(&self) -> Result<(), Error> {
         for step in &self.steps {
-            if let Step::Rename {
+            let Step::Rename {
                 source,
-                target: Some(_),
-                exchange: false,
+                target: Some(target),
+                exchange,
                 ..
             } = step
-                && let Some(staged) = self.inodes.get(source)
-                && staged.fresh.is_none()
-                && staged.model.is_file()
-            {
-                self.fs.files.write_back(*source).map_err(gone)?;
+            else {
+                continue;
+            };
+            let moved = [Some(source), exchange.then_some(target)];
+            for ino in moved.into_iter().flatten() {
+                if let Some(staged) = self.inodes.get(ino)
+                    && staged.fresh.is_none()
+                    && staged.model.is_file()
+                {
+                    self.fs.files.write_back(*ino).map_err(gone)?;
+                }
             }
         }
         Ok(())

@@ -11,7 +11,7 @@ use crate::content::inode::SYMLINK_MAX;
 use crate::dir::is_dot;
 use crate::filesystem::LINK_MAX;
 use crate::namespace::Draft;
-use crate::rename::{RENAME_EXCHANGE, RENAME_NOREPLACE};
+use crate::rename::{RENAME_EXCHANGE, RENAME_NOREPLACE, check_dots};
 use crate::tx::content::Content;
 use std::collections::BTreeMap;
 
@@ -268,9 +268,7 @@ impl<'fs> Transaction<'fs> {
         if flags & !(RENAME_EXCHANGE | RENAME_NOREPLACE) != 0 || (exchange && keep) {
             return Err(Error::Invalid("unknown rename flags"));
         }
-        if is_dot(name) || is_dot(new_name) {
-            return Err(if keep { Error::Exists } else { Error::Busy });
-        }
+        check_dots(name, new_name, keep)?;
         let source = self.named(dir, name)?.ok_or(Error::NotFound)?;
         let target = self.named(new_dir, new_name)?;
         match target {
