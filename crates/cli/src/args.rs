@@ -180,7 +180,8 @@ pub struct Umount {
 #[derive(Args, Debug)]
 #[command(
     after_help = "Exit status: 0 no errors, 1 errors corrected, 4 errors left, or with -n anything that would be \
-    repaired, 8 operational error, 16 usage error; 8 is added to the others where the report cannot be written."
+    repaired, 8 operational error, 16 usage error; 8 is added to the others where the report cannot be written, or a repair fails once \
+    it is written."
 )]
 pub struct Fsck {
     /// The devices (also separated by ':', or UUID=… or LABEL=…)

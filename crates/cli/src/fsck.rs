@@ -66,6 +66,8 @@ struct Shown {
     actions: Vec<ShownAction>,
     more_actions: u64,
     refused: Option<Refused>,
+    /// What was to be repaired is, as far as the actions say, and this kept the rest from being done.
+    unfinished: Option<Unfinished>,
     /// It is repaired, and this kept the check after it from its end.
     unchecked: Option<String>,
     files: Option<u64>,
@@ -107,6 +109,15 @@ struct Refused {
     begun: bool,
 }
 
+/// Why a repair did not come to its end once it was written.
+#[derive(Serialize)]
+struct Unfinished {
+    why: String,
+    remedy: String,
+    /// Whether the devices hold the repair is not known; else they do.
+    in_doubt: bool,
+}
+
 impl Shown {
     fn new(array: &Array, report: &Report, exit_code: u8) -> Shown {
         // Of what did not open nothing is known.
@@ -128,6 +139,7 @@ impl Shown {
             actions: Vec::new(),
             more_actions: 0,
             refused: None,
+            unfinished: None,
             unchecked: None,
             files: known(report.files),
             folders: known(report.directories),
@@ -275,8 +287,9 @@ fn repaired(paths: &[PathBuf], args: &Fsck) -> Result<Shown, Failure> {
     let bar = Bar::new();
     let report = repair(&array, &options, &|now: Progress| bar.show(now));
     bar.0.finish_and_clear();
+    // Whatever is lost is part of the report.
     let report = report.map_err(|error| {
-        let context = "the repair did not come to its end; the array is as it was, or repaired";
+        let context = "the repair did not come to its end; the array is as it was, or repaired, and nothing is lost by that";
         Failure::from(error).at(context)
     })?;
     let sound = report.before.is_sound();
@@ -304,8 +317,34 @@ fn repaired(paths: &[PathBuf], args: &Fsck) -> Result<Shown, Failure> {
             let after = open(paths).and_then(|array| Ok((examine(&array)?, array)));
             shown = after_repair(shown, after);
         }
+        repair::Outcome::Unfinished {
+            why,
+            remedy,
+            in_doubt,
+        } => {
+            drop(array);
+            let after = open(paths).and_then(|array| Ok((examine(&array)?, array)));
+            shown = unfinished(
+                after_repair(shown, after),
+                Unfinished {
+                    why,
+                    remedy,
+                    in_doubt,
+                },
+            );
+        }
     }
     Ok(shown)
+}
+
+/// A repair that failed once it was written. What it lost is told now or never: no other check finds it.
+fn unfinished(after: Shown, unfinished: Unfinished) -> Shown {
+    Shown {
+        repaired: !unfinished.in_doubt,
+        unfinished: Some(unfinished),
+        exit_code: UNCORRECTED | OPERATIONAL,
+        ..after
+    }
 }
 
 /// What a repair did, which is told whether or not the check after it came to its end, and what that found.
@@ -443,7 +482,10 @@ fn text(shown: &Shown) -> String {
         text += &format!("and {} more\n", shown.more_findings);
     }
     for action in &shown.actions {
+        let in_doubt = shown.unfinished.as_ref().is_some_and(|u| u.in_doubt);
         let what = match (shown.repaired, action.lost) {
+            (_, true) if in_doubt => "may be LOST",
+            (_, false) if in_doubt => "may be repaired",
             (true, true) => "LOST",
             (true, false) => "repaired",
             (false, true) => "would be LOST",
@@ -463,6 +505,16 @@ fn text(shown: &Shown) -> String {
         text += &format!(
             "NOT REPAIRED, {written}: {}\nremedy: {}\n",
             refused.why, refused.remedy
+        );
+    }
+    if let Some(unfinished) = &shown.unfinished {
+        let written = match unfinished.in_doubt {
+            true => "whether the devices hold it is in doubt",
+            false => "what is said above is done",
+        };
+        text += &format!(
+            "NOT FINISHED, {written}: {}\nremedy: {}\n",
+            unfinished.why, unfinished.remedy
         );
     }
     if let (Some(false), Some(records)) = (shown.unmounted_cleanly, shown.journal_records_replayed)
@@ -498,6 +550,9 @@ fn verdict(shown: &Shown) -> String {
     let text = match shown.exit_code {
         CLEAN => "no errors\n",
         CORRECTED => "all errors corrected\n",
+        _ if shown.unfinished.is_some() => {
+            "THE REPAIR FAILED, for the reason above; keep what it says, which no other check finds\n"
+        }
         _ if shown.unchecked.is_some() => "REPAIRED, and not checked since\n",
         _ if shown.repaired && shown.labels_written == 0 => "ERRORS LEFT by the repair\n",
         _ if shown.is_outdated && shown.planned => {
@@ -524,17 +579,8 @@ fn verdict(shown: &Shown) -> String {
 mod tests {
     use super::*;
 
-    /// What the repair had lost was told nowhere.
-    #[test]
-    fn what_a_repair_did_is_told_though_nobody_can_look_at_it_after() {
-        let action = |lost, what: &str| ShownAction {
-            kind: "name",
-            object: "node 7".to_owned(),
-            path: None,
-            what: what.to_owned(),
-            lost,
-        };
-        let before = Shown {
+    fn shown(actions: Vec<ShownAction>) -> Shown {
+        Shown {
             uuid: String::new(),
             label: String::new(),
             exit_code: UNCORRECTED,
@@ -547,12 +593,10 @@ mod tests {
             repaired: false,
             planned: false,
             labels_written: 0,
-            actions: vec![
-                action(true, "a name is gone"),
-                action(false, "put in order"),
-            ],
+            actions,
             more_actions: 0,
             refused: None,
+            unfinished: None,
             unchecked: None,
             files: None,
             folders: None,
@@ -563,7 +607,26 @@ mod tests {
             nodes: None,
             data_size: None,
             metadata_size: None,
-        };
+        }
+    }
+
+    fn action(lost: bool, what: &str) -> ShownAction {
+        ShownAction {
+            kind: "name",
+            object: "node 7".to_owned(),
+            path: None,
+            what: what.to_owned(),
+            lost,
+        }
+    }
+
+    /// What the repair had lost was told nowhere.
+    #[test]
+    fn what_a_repair_did_is_told_though_nobody_can_look_at_it_after() {
+        let before = shown(vec![
+            action(true, "a name is gone"),
+            action(false, "put in order"),
+        ]);
         let after = after_repair(before, Err(Failure::new("/dev/a is in use")));
         let told = text(&after);
         assert!(told.contains("LOST: node 7: a name is gone\n"), "{told}");
@@ -579,5 +642,28 @@ mod tests {
             why.contains("is repaired") && why.contains("in use"),
             "{why}"
         );
+    }
+    #[test]
+    fn what_a_repair_lost_is_told_though_it_failed_once_it_was_written() {
+        for in_doubt in [false, true] {
+            let end = Unfinished {
+                why: "/dev/a: cannot write".to_owned(),
+                remedy: "copy that device".to_owned(),
+                in_doubt,
+            };
+            let after = unfinished(shown(vec![action(true, "a name is gone")]), end);
+            let told = text(&after);
+            let line = match in_doubt {
+                true => "may be LOST: node 7: a name is gone\n",
+                false => "LOST: node 7: a name is gone\n",
+            };
+            assert!(told.contains(line), "{told}");
+            assert!(told.contains("cannot write\nremedy: copy"), "{told}");
+            assert!(!told.contains("corrected"), "{told}");
+            let json = serde_json::to_value(&after).unwrap();
+            assert_eq!(json["exit_code"], UNCORRECTED | OPERATIONAL);
+            assert_eq!(json["repaired"], !in_doubt);
+            assert_eq!(json["actions"][0]["lost"], true);
+        }
     }
 }

@@ -23,7 +23,8 @@
 //!
 //! An interruption before step 4's record leaves the old state, and the repeat starts from it; after
 //! it the file system is sound, and a repeat does what is left of step 5; it names old devices again whose labels it finds. So a repair that is
-//! interrupted any number of times ends like one that is not.
+//! interrupted any number of times ends like one that is not. One that fails after the record tells what is lost
+//! ([`Outcome::Unfinished`]): no repeat finds it any more.
 //!
 //! **Who keeps what two claim.** A block: the file that has a name before one that has none, then
 //! the one whose inode changed last (a block is given away after its former owner lost it), then
@@ -169,6 +170,13 @@ pub enum Outcome {
     /// Old states of devices were to be accepted, and the repair failed after its first write. The array is refused as before, or
     /// repaired but for a repeat; the latest states of those devices no longer fit it.
     Begun { why: String, remedy: String },
+    /// The repair is written, with the losses that the actions name, and this kept what follows it from its end: copies of labels and
+    /// checkpoint records, and the deletion of unlinked files. Whether the devices hold it is in doubt if the record itself failed.
+    Unfinished {
+        why: String,
+        remedy: String,
+        in_doubt: bool,
+    },
 }
 
 /// What a repair found and did.
@@ -250,7 +258,7 @@ const REPEAT: &str = "repeat the repair, which goes on from what the devices hol
 ///
 /// # Errors
 /// What is not the devices' fault (a thread that cannot be started, say); or a device that fails
-/// while the repair is written, after which the array is as it was or repaired; or
+/// while nothing but copies of labels and records is written; or
 /// [`device::Error::InUse`] while a file system is open on the array.
 pub fn repair(
     array: &Arc<Array>,
@@ -321,6 +329,12 @@ pub fn repair(
             }
             salvage => write(array, options, salvage, progress)?,
         };
+    }
+    if matches!(report.outcome, Outcome::Unfinished { .. }) {
+        // Which of them are written another check tells.
+        actions
+            .list
+            .retain(|action| action.kind != ActionKind::Copy);
     }
     Ok(report.with(actions))
 }
@@ -422,7 +436,9 @@ fn accept(
         return outcome_of(error);
     }
     let (why, remedy) = match write(array, options, Some(salvage), progress) {
-        Ok(Outcome::Refused { why, remedy }) => (why, remedy),
+        Ok(Outcome::Refused { why, remedy } | Outcome::Unfinished { why, remedy, .. }) => {
+            (why, remedy)
+        }
         Err(error @ Error::Store(engine::Error::Device(_))) => (error.to_string(), RESCUE.into()),
         Err(error) => (error.to_string(), REPEAT.into()),
         done => return done,
@@ -445,15 +461,45 @@ fn write(
         });
     };
     step(0);
-    let mut mount = None;
-    if let Some(salvage) = salvage {
-        match salvage.publish() {
-            Ok(published) => mount = Some(published),
-            // Nothing was published; a failed device is the caller's to know.
-            Err(SalvageError::Store(error @ engine::Error::Device(_))) => return Err(error.into()),
-            Err(error) => return outcome_of(error),
-        }
+    let Some(salvage) = salvage else {
+        finish(array, options, None, &step)?;
+        return Ok(Outcome::Repaired);
+    };
+    let mount = match salvage.publish() {
+        Ok(mount) => mount,
+        Err(
+            error @ (SalvageError::Unreadable(_)
+            | SalvageError::Store(engine::Error::NoSpace | engine::Error::Damaged(_))),
+        ) => return outcome_of(error),
+        // One copy of the record may be there.
+        Err(SalvageError::Store(error)) => return Ok(unfinished(&error.into(), true)),
+    };
+    // From here on what is lost is lost, whatever fails.
+    Ok(match finish(array, options, Some(mount), &step) {
+        Ok(()) => Outcome::Repaired,
+        Err(error) => unfinished(&error, false),
+    })
+}
+
+fn unfinished(error: &Error, in_doubt: bool) -> Outcome {
+    let remedy = match error {
+        Error::Store(engine::Error::Device(_)) => RESCUE,
+        _ => REPEAT,
+    };
+    Outcome::Unfinished {
+        why: error.to_string(),
+        remedy: remedy.to_owned(),
+        in_doubt,
     }
+}
+
+/// Step 5. All labels say the mount, if there is a new one.
+fn finish(
+    array: &Arc<Array>,
+    options: &RepairOptions,
+    mount: Option<u64>,
+    step: &dyn Fn(u64),
+) -> Result<(), Error> {
     step(1);
     if let Some(mount) = mount {
         array.note_mount(mount).map_err(engine::Error::from)?;
@@ -467,10 +513,10 @@ fn write(
     step(2);
     settle(array, options)?;
     step(3);
-    Ok(Outcome::Repaired)
+    Ok(())
 }
 
-/// Writes damaged copies of checkpoint records again from the good ones.
+/// Writes damaged copies of checkpoint records again from the good ones, which are left alone: a power cut may tear what is written.
 fn write_slots(array: &Array) -> Result<(), Error> {
     for slot in 0..2 {
         let copies = [0, 1].map(|copy| {
@@ -486,8 +532,10 @@ fn write_slots(array: &Array) -> Result<(), Error> {
             continue;
         };
         let same = |copy: &Option<(u64, _)>| copy.as_ref().is_some_and(|c| c.0 == *sequence);
-        if !copies.iter().all(same) {
-            array.write_slot(slot, good).map_err(engine::Error::from)?;
+        let bad: Vec<usize> = (0..2).filter(|copy| !same(&copies[*copy])).collect();
+        if !bad.is_empty() {
+            let written = array.write_slot_copies(slot, &bad, good);
+            written.map_err(engine::Error::from)?;
         }
     }
     Ok(())

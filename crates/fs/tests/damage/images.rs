@@ -8,7 +8,7 @@ use format::geometry::{Geometry, GeometryOptions};
 use format::item::{self, ItemHeader, ItemKind};
 use format::label::{HEAD_BLOCKS, TAIL_BLOCKS};
 use format::{BLOCK_SIZE, Nid};
-use fs::content::{Body, FileExtent, FsNode};
+use fs::content::{Body, FileExtent, FsNode, TreeId};
 use fs::fsck::{FsckOptions, Report};
 use fs::{Caller, FileSystem, FsOptions, MkfsOptions, ROOT};
 use std::collections::{BTreeMap, BTreeSet};
@@ -550,6 +550,25 @@ pub fn nodes(image: &Image) -> Vec<(usize, u64, Nid, usize)> {
             (index, offset, Nid(header.id.get()), len)
         })
         .collect()
+}
+
+/// The first bucket of a directory.
+pub fn bucket(image: &Image, dir: &[u8]) -> Nid {
+    let fs = open(&image.devices(), true).unwrap();
+    let ino = fs.resolve(dir).unwrap().ino;
+    let node = fs.store().get(ino).unwrap().read().unwrap();
+    let root = node.inode().unwrap().root(TreeId::Body).unwrap();
+    assert_eq!(root.depth, 0);
+    root.children[0].nid
+}
+
+/// Damages every image of a node.
+pub fn rot(devices: &[Arc<SimDevice>], nodes: &[(usize, u64, Nid, usize)], rotten: Nid) {
+    for (index, byte, nid, _) in nodes {
+        if *nid == rotten {
+            devices[*index].poke(byte + ItemHeader::SIZE as u64 + 1, &[0xA5]);
+        }
+    }
 }
 
 /// Changes a few bytes of a node and makes the checksum right again.

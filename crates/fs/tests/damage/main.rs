@@ -9,6 +9,7 @@ mod images;
 mod interrupted;
 mod older;
 mod repair;
+mod unfinished;
 
 use base::rng::Rng;
 use device::sim::SimDevice;

@@ -823,3 +823,23 @@ fn a_page_where_data_is_since_the_last_checkpoint_costs_no_file_its_data() {
         assert!(exists(&world, "/dir/sub/inner"));
     }
 }
+
+/// Both were written: a power cut could have torn the good one, and where a device did not take that the repair failed.
+#[test]
+fn of_a_record_with_a_bad_copy_that_copy_alone_is_written() {
+    let world = World::new();
+    let tail = (64 << 20) - format::label::TAIL_BLOCKS * 4096 + 13 * 4096;
+    for slot in 0..2 {
+        let places = [(1 + slot) * 4096, tail + slot * 4096];
+        for (bad, good) in [(0, 1), (1, 0)] {
+            let array = world.array(false);
+            let block = array.read_slot(slot as usize, good).unwrap();
+            world.device.poke(places[bad] + 100, &[0xEE; 8]);
+            let range = places[good]..places[good] + 4096;
+            world.device.fail_writes(Times::Always, Some(range));
+            write_slots(&array).unwrap();
+            world.device.heal();
+            assert_eq!(array.read_slot(slot as usize, bad).unwrap()[..], block[..]);
+        }
+    }
+}
