@@ -33,6 +33,7 @@ use devices::Tally;
 pub use devices::{DeviceItems, is_member};
 use engine::{Findings, Object, RecoveryReport, Severity, Store, StoreOptions, Unread, Verified};
 use format::Nid;
+use format::dir::COLLISION_BITS;
 use state::{Blocks, Inodes, WRONG};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -396,6 +397,14 @@ impl<'a> Check<'a> {
             whole &= self.walk_children(owner, &below, depth - 1, (key, end), leaf);
         }
         whole
+    }
+
+    /// Names and attributes of one hash are in one leaf, in which alone they are looked for: it begins with the first key of a hash.
+    fn check_beginning(&self, owner: Ino, leaf: Nid, low: u64) {
+        if !low.is_multiple_of(1 << COLLISION_BITS) {
+            let what = format!("leaf {leaf} begins at key {low}, among the names of one hash");
+            self.error(owner, what);
+        }
     }
 
     /// Notes that `owner` refers to an owned node; only one reference is right.

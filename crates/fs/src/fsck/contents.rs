@@ -251,6 +251,7 @@ impl Contents<'_, '_> {
             check.error(nid, "has attributes both in the inode and in a tree");
         }
         check.walk_tree(nid, root, &mut |leaf, node, low, high| {
+            check.check_beginning(nid, leaf, low);
             let Some(list) = self.leaf(nid, leaf, TreeId::Xattrs, node.xattrs()) else {
                 return;
             };

@@ -85,6 +85,7 @@ impl Names<'_, '_> {
             Body::Entries(list) => self.list(dir, &list.to_vec(), &mut sum),
             Body::Tree(root) => {
                 whole = check.walk_tree(dir, root, &mut |leaf, node, low, high| {
+                    check.check_beginning(dir, leaf, low);
                     let list = match node.bucket() {
                         Ok(list) => list.to_vec(),
                         Err(damage) => {

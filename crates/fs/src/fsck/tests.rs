@@ -534,7 +534,8 @@ fn tree_shapes_that_hide_keys_are_found() {
     // The second bucket's range now begins in the middle of its names.
     let low = root.children[1].key;
     let high = root.children[2].key;
-    root.children[1].key = low + (high - low) / 2;
+    let middle = low + (high - low) / 2;
+    root.children[1].key = middle.next_multiple_of(1 << COLLISION_BITS);
     let tree = TreeId::Body;
     world.edit(vec![(many, Delta::SetRoot { tree, root })]);
     world.expect(&[(Some("/many"), "has names of another bucket")]);

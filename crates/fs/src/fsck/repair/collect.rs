@@ -195,7 +195,8 @@ impl<T: InLeaf> Walk<'_, '_, T> {
                 self.found.nodes.push(child.nid);
                 let inside =
                     |item: &T| item.key() >= child.key && end.is_none_or(|end| item.end() <= end);
-                self.found.sound &= depth == 0 && list.iter().all(inside);
+                let begins_group = child.key.is_multiple_of(1 << T::GROUP_BITS);
+                self.found.sound &= depth == 0 && begins_group && list.iter().all(inside);
                 self.found.leaves.push((child.nid, end, list.len()));
                 self.found.items.extend(list);
                 Ok(())

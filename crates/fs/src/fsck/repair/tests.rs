@@ -3,7 +3,7 @@
 use super::super::tests::World;
 use super::*;
 use crate::api::{Caller, ROOT};
-use crate::content::{AttrChange, Body, Delta, FileExtent, FsNode};
+use crate::content::{AttrChange, Body, Delta, FileExtent, FsNode, TreeId};
 use device::sim::Times;
 use engine::Need;
 use format::Block;
@@ -842,4 +842,55 @@ fn of_a_record_with_a_bad_copy_that_copy_alone_is_written() {
             assert_eq!(array.read_slot(slot as usize, bad).unwrap()[..], block[..]);
         }
     }
+}
+
+/// All names were where the tree said, but one of that hash which came later was where nobody looks for it.
+#[test]
+fn a_leaf_that_begins_among_the_names_of_one_hash_is_found_and_put_right() {
+    let world = World::new();
+    let (many, file) = (world.ino("/many"), world.ino("/file"));
+    world.change(|fs| {
+        for i in 0..100 {
+            let name = format!("user.{i}");
+            fs.setxattr(&Caller::root(), file, name.as_bytes(), &[i; 300], 0)
+                .unwrap();
+        }
+    });
+    let mut names = tree(&world, many);
+    let mut attributes = world.inode(file).seldom.xattr_root.clone().unwrap();
+    let last = |node: &FsNode| match (node.bucket(), node.xattrs()) {
+        (Ok(list), _) => list.to_vec().last().unwrap().key,
+        (_, Ok(list)) => list.last().unwrap().key,
+        other => panic!("{other:?}"),
+    };
+    for root in [&mut names, &mut attributes] {
+        assert!(root.depth == 0 && root.children.len() > 1, "{root:?}");
+        let first = root.children[0].nid;
+        let key = world.change(|fs| last(&fs.store().get(first).unwrap().read().unwrap()));
+        root.children[1].key = key + 1;
+    }
+    let set = |tree, root| Delta::SetRoot { tree, root };
+    world.edit(vec![
+        (many, set(TreeId::Body, names)),
+        (file, set(TreeId::Xattrs, attributes)),
+    ]);
+    let found = world.fsck().findings;
+    for path in ["/many", "/file"] {
+        let told = |f: &super::super::Finding| {
+            f.path.as_deref() == Some(path) && f.what.contains("names of one hash")
+        };
+        assert!(found.iter().any(told), "{path}: {found:?}");
+    }
+    let (copy, report) = world.repaired();
+    assert!(!report.lost(), "{:#?}", report.actions);
+    for i in 0..400 {
+        assert!(exists(&copy, &format!("/many/name {i}")));
+    }
+    copy.change(|fs| {
+        for i in 0..100u8 {
+            let value = fs.getxattr(file, format!("user.{i}").as_bytes()).unwrap();
+            assert_eq!(value[..], [i; 300]);
+        }
+    });
+    assert_eq!(copy.fsck().findings, []);
 }
