@@ -11,8 +11,9 @@
 //!
 //! The power goes about when a checkpoint writes its record, or after a last sync; or names are
 //! removed until index nodes have no leaf left, and others are made. Then `fsck` finds nothing, so
-//! counts and tree are right.
+//! counts and tree are right; and where all was synced, the directory has exactly the names that there were.
 
+use crate::look;
 use crate::world::{Image, Machine, Shape};
 use base::rng::Rng;
 use base::{sched, thread};
@@ -21,6 +22,7 @@ use fs::{Caller, Error, FileSystem, Ino, ROOT};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+const DIR: &[u8] = b"crowded";
 const TASKS: usize = 3;
 /// Operations of each thread.
 const STEPS: u64 = 40;
@@ -37,7 +39,7 @@ pub fn run(seed: u64) -> Result<(), String> {
     let end = *rng.pick(&[End::AtRecord, End::Synced, End::ThinnedOut]);
     let switch = Arc::clone(&machine.switch);
     let (skip, after) = (rng.below(4), rng.below(4));
-    sched::run("a crowd", seed, &machine.clock, || {
+    let synced = sched::run("a crowd", seed, &machine.clock, || {
         let fs = machine.open().map_err(|e| e.to_string())?;
         let crowd = Crowd::prepare(&fs).map_err(|e| e.to_string())?;
         if let End::AtRecord = end {
@@ -63,24 +65,58 @@ pub fn run(seed: u64) -> Result<(), String> {
         let worked: Result<Vec<_>, String> = worked.into_iter().collect();
         let worked = worked?;
         if let End::AtRecord | End::Synced = end {
-            if !switch.is_cut() {
-                must("sync", fs.sync())?;
-                switch.cut_now();
-            }
+            let synced = match fs.sync() {
+                Err(_) if switch.is_cut() => false,
+                done => must("sync", done).map(|()| true)?,
+            };
+            switch.cut_now();
             return match fs.close() {
                 Ok(()) => Err("a file system closes without power".to_owned()),
-                Err(_) => Ok(()),
+                Err(_) => Ok(synced.then(|| crowd.all_with(worked))),
             };
         }
         crowd.thin_out(worked)?;
-        must("close", fs.close())
+        must("close", fs.close())?;
+        Ok(None)
     })?;
-    if switch.is_cut() {
-        let now_ns = machine.now_ns();
-        let crashed = machine.cut(*rng.pick(&Survival::ALL), &mut rng);
-        return Machine::after(&shape, crashed, now_ns).fsck();
+    if !switch.is_cut() {
+        return machine.fsck();
     }
-    machine.fsck()
+    let now_ns = machine.now_ns();
+    let crashed = machine.cut(*rng.pick(&Survival::ALL), &mut rng);
+    let after = Machine::after(&shape, crashed, now_ns);
+    after.fsck()?;
+    match synced {
+        Some(names) => are_there(&after, &names),
+        None => Ok(()),
+    }
+}
+
+/// After a cut behind a sync the crowded directory has these names, and no others.
+fn are_there(machine: &Machine, names: &Names) -> Result<(), String> {
+    let fs = machine.open().map_err(|e| format!("recovery: {e}"))?;
+    let dir = must("the directory", fs.lookup(ROOT, DIR))?.ino;
+    let listed = must("readdir", look::list(&fs, dir))?;
+    let count = listed.len();
+    let listed: Names = listed.into_iter().collect();
+    if let Some((name, ino)) = names
+        .iter()
+        .find(|(name, ino)| listed.get(*name) != Some(ino))
+    {
+        let (name, found) = (String::from_utf8_lossy(name), listed.get(name));
+        return Err(format!("{name} was synced as {ino}, and is {found:?}"));
+    }
+    if count != names.len() {
+        return Err(format!("{count} names where {} were synced", names.len()));
+    }
+    for (name, ino) in names {
+        let found = must("lookup", fs.lookup(dir, name))?.ino;
+        if found != *ino {
+            let name = String::from_utf8_lossy(name);
+            return Err(format!("{name} is listed as {ino}, and found as {found}"));
+        }
+    }
+    must("close", fs.close())
 }
 
 /// How a run ends.
@@ -118,7 +154,7 @@ fn must<T>(what: &str, done: Result<T, Error>) -> Result<T, String> {
 impl Crowd<'_> {
     fn prepare(fs: &FileSystem) -> Result<Crowd<'_>, Error> {
         let who = Caller::root();
-        let dir = fs.mkdir(&who, ROOT, b"crowded", 0o755)?.ino;
+        let dir = fs.mkdir(&who, ROOT, DIR, 0o755)?.ino;
         let mut crowd = Crowd {
             fs,
             dir,
@@ -145,10 +181,16 @@ impl Crowd<'_> {
         }
     }
 
-    /// Removes most names, so that index nodes lose all their leaves, and makes others.
-    fn thin_out(&self, worked: Vec<Names>) -> Result<(), String> {
+    /// All names in the directory, those of the tasks included.
+    fn all_with(&self, worked: Vec<Names>) -> Names {
         let mut names: Names = worked.into_iter().flatten().collect();
         names.extend(self.kept.clone());
+        names
+    }
+
+    /// Removes most names, so that index nodes lose all their leaves, and makes others.
+    fn thin_out(&self, worked: Vec<Names>) -> Result<(), String> {
+        let mut names = self.all_with(worked);
         let who = Caller::root();
         let all: Vec<Vec<u8>> = names.keys().cloned().collect();
         for (i, name) in all.iter().enumerate().filter(|(i, _)| i % 8 != 0) {
@@ -362,5 +404,28 @@ fn allowed(done: Result<(), Error>, errors: &[i32]) -> Result<(), String> {
     match done {
         Err(error) if !errors.contains(&error.errno()) => Err(format!("{error:?}")),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Behind a sync and a cut only `fsck` looked, to which a directory without some of its names is as good.
+    #[test]
+    fn a_name_that_is_missing_or_too_many_is_told_of() {
+        let machine = Machine::new(&Image::format(&Shape::small(1)).unwrap(), 1);
+        let fs = machine.open().unwrap();
+        let crowd = Crowd::prepare(&fs).unwrap();
+        let names = crowd.all_with(Vec::new());
+        fs.close().unwrap();
+        are_there(&machine, &names).unwrap();
+        let (mut fewer, mut more, mut others) = (names.clone(), names.clone(), names);
+        fewer.pop_first();
+        more.insert(b"another".to_vec(), ROOT);
+        others.values_mut().for_each(|ino| *ino = ROOT);
+        for wrong in [fewer, more, others] {
+            assert!(are_there(&machine, &wrong).is_err());
+        }
     }
 }
