@@ -307,6 +307,16 @@ canaries! {
     /// Batches fill logical blocks instead of physical ones (decision 0041): a cut in one damages the end of the one before, which was
     /// durable.
     SmallBatches => "small-batches", Cut,
+    /// A write that a full array stops zeroes the first page of its file: what was there, and should be still, is gone.
+    FullWriteZeroes => "full-write-zeroes", Nothing,
+    /// A write that a full array stops is told of as an error of a device: a program gives up a file with which nothing is wrong.
+    FullTakenForFailure => "full-taken-for-failure", Nothing,
+    /// Blocks that go back to a file's promise after a write that failed are promised once more, to nobody: space is gone until the next mount.
+    PromiseLeaked => "promise-leaked", Fault,
+    /// A listing leaves out the names of a leaf that a device does not return, and succeeds: files seem to be gone.
+    LeafLeftOut => "leaf-left-out", Fault,
+    /// A transaction that has read a file conflicts, whether or not somebody has changed that: it never commits.
+    ReadersConflict => "readers-conflict", Nothing,
     /// rmdir removes a directory that is not empty (R12): all in it is lost.
     FullDirectoryRemoved => "full-directory-removed", Nothing,
 }

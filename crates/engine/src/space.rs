@@ -424,6 +424,10 @@ impl Space {
         (unpromised + self.pending_blocks()).max(0) as u64
     }
 
+    pub fn promised_blocks(&self) -> i64 {
+        self.totals.promised()
+    }
+
     pub fn try_promise(&self, blocks: u64) -> bool {
         self.totals.try_promise(blocks)
     }

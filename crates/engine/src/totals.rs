@@ -78,6 +78,10 @@ impl Totals {
         (chunks - self.converting()).max(0)
     }
 
+    pub fn promised(&self) -> i64 {
+        self.promised.load(Ordering::SeqCst)
+    }
+
     pub fn try_promise(&self, blocks: u64) -> bool {
         // What is refused anyway is not missing for metadata meanwhile.
         if blocks as i64 > self.chunk_blocks && self.promisable() < blocks as i64 {

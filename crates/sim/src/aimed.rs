@@ -22,6 +22,7 @@ use crate::sparse;
 use crate::stamps;
 use crate::streams;
 use crate::transacted;
+use crate::unreadable;
 use crate::versioned;
 use crate::world::{Image, Machine, Shape};
 use base::canary::Canary;
@@ -137,6 +138,7 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("flights", 2, Alone(flights::run)),
     scenario("one-file", 300, Alone(shared::run)),
     scenario("transactions", 40, Alone(transacted::run)),
+    scenario("failing-reads", 4, Alone(unreadable::run)),
     scenario("versions", 40, Alone(versioned::run)),
     scenario("atomic-writes", 2, Shared(atomic_writes)),
     scenario("atomic-errors", 4, Alone(atomics::failing)),
@@ -386,7 +388,7 @@ fn rot(ground: &Ground, seed: u64) -> Result<(), Failure> {
     try_steps(&setting, &text, &ground.seen)
 }
 
-/// Devices fail at what a fsync needs; a handle that was told so must be told again.
+/// Devices fail at what a fsync needs; a handle that was told so must be told again. What a sync could not write has its blocks when they work again, and no others.
 fn failing(ground: &Ground, seed: u64) -> Result<(), Failure> {
     let mut setting = Setting::with(seed, Trouble::Errors);
     setting.shape = Shape::small(1);
@@ -402,6 +404,13 @@ fn failing(ground: &Ground, seed: u64) -> Result<(), Failure> {
                 try_steps(&setting, &text, &ground.seen)?;
             }
         }
+    }
+    for fault in ["fail-data-writes", "fail-writes"] {
+        let text = format!(
+            "create f; write f 0 60000 1; {fault} 0 1; sync; heal 0 0; sync; recover {}",
+            seed >> 16
+        );
+        try_steps(&setting, &text, &ground.seen)?;
     }
     Ok(())
 }

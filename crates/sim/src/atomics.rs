@@ -184,7 +184,7 @@ fn fails_at(
     for op in before {
         driver.run(op).map_err(|stop| format!("{op}: {stop:?}"))?;
     }
-    (driver.trouble, driver.faulty) = (true, true);
+    driver.faulty = true;
     let switch = Arc::clone(&driver.machine.switch);
     let begun = switch.operations();
     switch.fail_after(after, times);

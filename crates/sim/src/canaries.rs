@@ -79,15 +79,17 @@ fn place(canary: Canary) -> Place {
         CleanedTooEarly | GuardOverwritten | RangeIgnored | StoresUnseen | DirectUnderHome
         | FlushUnderWayCovers | LoadUndoomed | FlightUnnoted | FilledBeforeWritten
         | FlightKeptLate | SyncJoined => Scenario("one-file"),
-        TransactionUnchecked | TransactionMergedEarly | TransactionNotUndone => {
+        TransactionUnchecked | TransactionMergedEarly | TransactionNotUndone | ReadersConflict => {
             Scenario("transactions")
         }
         AtomicInParts | AtomicNotAwaited | AtomicPromiseKept => Scenario("atomic-writes"),
         RenameUnlocked => Scenario("crossing-moves"),
         SilentTruncation => Scenario("rot"),
-        FailedBatchIgnored => Scenario("failing"),
+        FailedBatchIgnored | PromiseLeaked => Scenario("failing"),
         NoCredits => Scenario("flood"),
         FailedWriteIgnored => Scenario("atomic-errors"),
+        LeafLeftOut => Scenario("failing-reads"),
+        FullWriteZeroes | FullTakenForFailure => Scenario("full"),
         SmallBatches | SecondCopyIgnored | SegmentReusedEarly | BlocksReusedEarly => Mode("random"),
         DirectoryUncommitted | NameNotRechecked => Mode("threads"),
     }

@@ -1,12 +1,15 @@
 //! Runs operations on a real file system and on the oracle side by side.
 
-use crate::look::{self, Found};
+mod failures;
+
+pub use failures::refuses_changes;
+
+use crate::look::{self, Amiss, Found};
 use crate::op::{Atomic, How, Op, pattern};
 use crate::oracle::Oracle;
 use crate::transact;
 use crate::tree::{Change, Id, TOP, link_target};
 use crate::world::Machine;
-use device::sim::{FaultKind, Struck};
 use format::BLOCK_SIZE;
 use fs::{AtomicWrite, Caller, FileSystem, Ino, OpenFile, ROOT, SetAttr, SetTime};
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,56 +40,6 @@ struct Writing {
     promised: u64,
 }
 
-/// A file system that has failed takes no change more, of whatever kind, through whatever handle: else it would be acknowledged, and lost.
-pub fn refuses_changes<'a>(
-    fs: &Arc<FileSystem>,
-    handles: impl Iterator<Item = &'a Arc<OpenFile>>,
-) -> Result<(), String> {
-    let (who, name) = (Caller::root(), b"refused");
-    let mode = SetAttr {
-        mode: Some(0o700),
-        ..SetAttr::default()
-    };
-    let mut tried = vec![
-        ("a mkdir", fs.mkdir(&who, ROOT, name, 0o700).map(drop)),
-        (
-            "a mknod",
-            fs.mknod(&who, ROOT, name, libc::S_IFREG | 0o600, 0)
-                .map(drop),
-        ),
-        (
-            "a symlink",
-            fs.symlink(&who, ROOT, name, b"nowhere").map(drop),
-        ),
-        ("a chmod", fs.setattr(&who, ROOT, &mode).map(drop)),
-        (
-            "a setxattr",
-            fs.setxattr(&who, ROOT, b"user.refused", b"1", 0),
-        ),
-        ("a sync", fs.sync()),
-    ];
-    for file in handles {
-        if file.flags() & libc::O_ACCMODE == libc::O_RDONLY {
-            continue;
-        }
-        tried.extend([
-            ("a write", fs.write(file, 0, b"refused").map(drop)),
-            ("a truncation", fs.truncate(&who, file.ino(), 1)),
-            ("an allocation", fs.fallocate(file, 0, 0, 1 << 20)),
-            ("an atomic write", fs.atomic_write(&who, file).map(drop)),
-            ("an fsync", fs.fsync(file, false)),
-        ]);
-    }
-    for (what, tried) in tried {
-        match tried.map_err(|error| error.errno()) {
-            Err(libc::EIO | libc::EROFS) => {}
-            Err(errno) => return Err(format!("errno {errno} of {what} after a failure")),
-            Ok(()) => return Err(format!("{what} succeeds after a failure")),
-        }
-    }
-    Ok(())
-}
-
 /// A file system under test, with what is known of it.
 pub struct Driver {
     pub machine: Arc<Machine>,
@@ -97,6 +50,8 @@ pub struct Driver {
     inos: BTreeMap<Id, Ino>,
     /// When the last operation began.
     began: u64,
+    /// What the file had before it whose content it changes.
+    before: Option<Arc<Vec<u8>>>,
     held: BTreeMap<Id, Arc<OpenFile>>,
     /// Held files whose handle was told that a device lost what was written.
     told: BTreeSet<Id>,
@@ -104,9 +59,7 @@ pub struct Driver {
     writing: BTreeMap<u64, Writing>,
     /// What the last operation did although it must not.
     wrong: Option<String>,
-    /// Errors that the environment explains: faults are injected, or space is short.
-    pub trouble: bool,
-    /// Devices are what is the trouble: they fail, or lie.
+    /// Devices fail, or lie: that explains errors.
     pub faulty: bool,
     /// Data could not be written: some file may be what its inode says, and not what was
     /// written last. Contents are left alone from then on.
@@ -131,11 +84,11 @@ impl Driver {
             oracle: Oracle::new(calm),
             inos: BTreeMap::from([(TOP, root)]),
             began: 0,
+            before: None,
             held: BTreeMap::new(),
             told: BTreeSet::new(),
             writing: BTreeMap::new(),
             wrong: None,
-            trouble: false,
             faulty: false,
             given_up: false,
         }
@@ -182,11 +135,11 @@ impl Driver {
             inos: inos_of(found, pairs),
             oracle,
             began: 0,
+            before: None,
             held: BTreeMap::new(),
             told: BTreeSet::new(),
             writing: BTreeMap::new(),
             wrong: None,
-            trouble: false,
             faulty: false,
             given_up: false,
         }
@@ -206,11 +159,11 @@ impl Driver {
             oracle,
             inos,
             began: 0,
+            before: None,
             held: BTreeMap::new(),
             told: BTreeSet::new(),
             writing: BTreeMap::new(),
             wrong: None,
-            trouble: false,
             faulty: false,
             given_up: false,
         })
@@ -235,22 +188,26 @@ impl Driver {
         self.fs.as_ref().expect("open until dropped")
     }
 
-    /// Compares what is shown now with the newest state of the model.
-    pub fn verify_now(&self) -> Result<(), String> {
-        let found = look::look_below(self.fs(), self.root)?;
+    /// Compares what is shown now with the newest state of the model. Where data could not be written, that is names and attributes alone.
+    pub fn verify_now(&self) -> Result<(), Amiss> {
+        let found = look::try_look(self.fs(), self.root)?;
         let Some(pairs) = found.matches(self.oracle.now()) else {
             let model = look::describe(self.oracle.now());
-            return Err(format!(
-                "the file system shows {found}\nthe model has {model}"
-            ));
+            let what = format!("the file system shows {found}\nthe model has {model}");
+            return Err(Amiss::Wrong(what));
         };
-        self.oracle.shows_times(&found, &pairs)?;
+        if self.given_up {
+            return Ok(());
+        }
+        let times = self.oracle.shows_times(&found, &pairs);
+        times.map_err(Amiss::Wrong)?;
         for (id, index) in &pairs {
             let thing = &found.things[*index];
             if let Some(bytes) = &thing.content
                 && *self.oracle.content(*id) != Arc::new(bytes.clone())
             {
-                return Err(format!("{} does not read as written", thing.path));
+                let what = format!("{} does not read as written", thing.path);
+                return Err(Amiss::Wrong(what));
             }
         }
         Ok(())
@@ -282,6 +239,7 @@ impl Driver {
                 ..Change::default()
             });
         }
+        self.before = self.content_before(op);
         let change = self.oracle.begin(op, self.began)?;
         if self.given_up {
             // What a file had before it took another's name may be lost already.
@@ -313,7 +271,7 @@ impl Driver {
         expected: Result<Change, i32>,
         result: Result<(), fs::Error>,
     ) -> Result<(), Stop> {
-        if let (Op::Fsync(path) | Op::Fdatasync(path), true) = (op, self.trouble) {
+        if let Op::Fsync(path) | Op::Fdatasync(path) = op {
             self.remember(path, &result)?;
         }
         if let Some(what) = self.wrong.take() {
@@ -338,10 +296,11 @@ impl Driver {
         match (result, expected) {
             (Ok(()), Ok(_)) if self.given_up => {
                 self.oracle.done_with_names(op);
-                Ok(())
+                self.check_promises(op)
             }
             (Ok(()), Ok(_)) => {
                 self.oracle.done(op);
+                self.check_promises(op)?;
                 self.check_orphans()?;
                 self.check_staged()
             }
@@ -352,14 +311,22 @@ impl Driver {
                 Ok(())
             }
             (Err(fs::Error::TransactionTooLarge), Err(_)) => Ok(()),
-            (Err(fs::Error::NoSpace), Ok(change)) if self.trouble => self.out_of_space(op, &change),
-            (Err(fs::Error::NoSpace), Err(_)) if self.trouble => Ok(()),
-            (Err(_), Ok(_)) if self.trouble && self.goes_on_after(op) => {
+            (Err(fs::Error::NoSpace), Ok(change)) if self.may_lack_room(op) => {
+                self.out_of_space(op, &change)
+            }
+            (Err(fs::Error::NoSpace), Err(_)) if self.may_lack_room(op) => Ok(()),
+            (Err(fs::Error::NoSpace), _) if !self.machine.switch.is_cut() => {
+                let space = self.fs().store().space();
+                Err(Stop::Violation(format!(
+                    "{op} finds no room where there is some: {space:?}"
+                )))
+            }
+            (Err(_), Ok(_)) if self.faulty && self.goes_on_after(op) => {
                 // It promised nothing then.
                 self.given_up = true;
                 Ok(())
             }
-            (Err(error), _) if self.trouble || self.machine.switch.is_cut() => {
+            (Err(error), _) if self.faulty || self.machine.switch.is_cut() => {
                 Err(Stop::Environment(error.to_string()))
             }
             (Err(error), Ok(_)) => Err(Stop::Violation(format!("{op} fails: {error}"))),
@@ -370,104 +337,6 @@ impl Driver {
                 "{op} succeeds where errno {errno} is due"
             ))),
         }
-    }
-
-    /// Where devices work, what is accepted on a full array is stored. Where they fail, at least it does not fail for want of room.
-    fn is_broken_promise(&self, error: &fs::Error) -> bool {
-        let no_room = fs::Error::NoSpace.to_string();
-        self.trouble && (!self.faulty || error.to_string().contains(&no_room))
-    }
-
-    /// What a handle's fsync said once it says again, until the file is opened anew.
-    fn remember(&mut self, path: &str, result: &Result<(), fs::Error>) -> Result<(), Stop> {
-        let file = self.file(path);
-        let Some(id) = file.filter(|id| self.held.contains_key(id)) else {
-            return Ok(());
-        };
-        let flush = |error: &engine::Error| match error {
-            engine::Error::Device(error) => matches!(**error, device::Error::Flush { .. }),
-            _ => false,
-        };
-        match result {
-            Ok(()) if self.told.contains(&id) => Err(Stop::Violation(format!(
-                "fsync of {path} succeeds through a handle that has lost data"
-            ))),
-            Err(fs::Error::WriteFailed { .. }) => {
-                self.told.insert(id);
-                Ok(())
-            }
-            Err(fs::Error::Store(error)) if flush(error) => {
-                self.told.insert(id);
-                Ok(())
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// An atomic write's commit has failed: its file is what it was, or the file system takes no more changes, and a crash leaves all of it or nothing.
-    fn commit_failed(&mut self, error: &fs::Error, change: &Change) -> Result<(), Stop> {
-        if !self.faulty {
-            // Space and size were for staging to find out.
-            return Err(Stop::Violation(format!(
-                "an atomic write's commit fails: {error}"
-            )));
-        }
-        let stop = Stop::Environment(error.to_string());
-        if self.fs().store().failed().is_some() {
-            return Err(stop);
-        }
-        self.oracle.undo(change);
-        for id in &change.written {
-            let Some(ino) = self.inos.get(id).copied() else {
-                continue;
-            };
-            // Whoever gives up what could not be written, at the last close, says so by the file's time.
-            let at_once = self.fs().getattr(ino).map(|attr| look::shown(&attr).mtime);
-            let look = || {
-                let bytes = look::content(self.fs(), ino)?;
-                Ok::<_, fs::Error>((bytes, look::shown(&self.fs().getattr(ino)?)))
-            };
-            // The last close may let go of what could not be written.
-            let left = look().and_then(|_| look());
-            let Ok((bytes, shown)) = left else {
-                // Nobody knows yet, and the power goes next.
-                self.oracle.may_lose(*id, self.began);
-                continue;
-            };
-            if self.lied() {
-                continue;
-            }
-            if bytes == **self.oracle.content(*id) {
-                if at_once.is_ok_and(|mtime| mtime < self.began) {
-                    continue;
-                }
-                return Err(Stop::Violation(format!(
-                    "a commit that failed ({error}) has changed its file's time"
-                )));
-            }
-            // What was written before it may be lost, as after an fsync that has failed.
-            self.oracle.allows_content(*id, &bytes).map_err(|what| {
-                Stop::Violation(format!(
-                    "a commit that failed ({error}) has changed its file: {what}"
-                ))
-            })?;
-            self.oracle.lose(*id, bytes, shown, self.began);
-        }
-        Err(stop)
-    }
-
-    /// Whether a device has done other things than it said.
-    fn lied(&self) -> bool {
-        let told = |struck: &Struck| {
-            matches!(
-                struck.kind,
-                FaultKind::ReadError | FaultKind::WriteError | FaultKind::FlushError
-            )
-        };
-        let devices = &self.machine.devices;
-        devices
-            .iter()
-            .any(|device| !device.struck().iter().all(told))
     }
 
     /// Who holds a file without a name reads what was written to it.
@@ -523,36 +392,6 @@ impl Driver {
                 let what = format!("atomic write {number} does not read as staged");
                 return Err(Stop::Violation(what));
             }
-        }
-        Ok(())
-    }
-
-    /// Whether there is a file system to go on with although this failed.
-    fn goes_on_after(&self, op: &Op) -> bool {
-        op.is_sync() && *op != Op::Remount && !self.machine.switch.is_cut()
-    }
-
-    /// An operation on names did not happen; one on contents did in part.
-    fn out_of_space(&mut self, op: &Op, change: &Change) -> Result<(), Stop> {
-        self.oracle.undo(change);
-        let path = match op {
-            Op::Write { path, .. }
-            | Op::Rewrite { path, .. }
-            | Op::Fallocate { path, .. }
-            | Op::Truncate(path, _) => path,
-            _ => return Ok(()),
-        };
-        let Some(id) = self.file(path) else {
-            return Ok(());
-        };
-        let left = self.handle(path, 0).and_then(|file| {
-            let file = file.ok_or(fs::Error::NotFound)?;
-            let shown = look::shown(&self.fs().getattr(file.ino())?);
-            Ok((look::content_of(self.fs(), &file)?, shown))
-        });
-        match left {
-            Ok((bytes, shown)) => self.oracle.observe(id, bytes, shown, self.began),
-            Err(error) => return Err(Stop::Environment(error.to_string())),
         }
         Ok(())
     }
@@ -910,7 +749,7 @@ impl Driver {
         let Err(error) = self.fs().flush(file) else {
             return;
         };
-        self.given_up |= self.trouble;
+        self.given_up |= self.faulty;
         if !self.machine.switch.is_cut() && self.is_broken_promise(&error) {
             self.wrong = Some(format!(
                 "a file is closed, and what was accepted is not stored: {error}"

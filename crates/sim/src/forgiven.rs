@@ -85,7 +85,7 @@ pub fn run(base: &Base, seed: u64) -> Result<(), String> {
 /// False: there are no more writes than that.
 fn fails_at(base: &Base, ops: &[Op], writes: u64, rng: &mut Rng) -> Result<bool, String> {
     let mut driver = base.driver(rng.next_u64())?;
-    (driver.trouble, driver.faulty) = (true, true);
+    driver.faulty = true;
     let somebody = Arc::new(Somebody {
         left: Mutex::new(rank::LEAF, Some(writes)),
         flushing: Mutex::new(rank::LEAF, None),

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct FoundThing {
     pub ino: Ino,
     pub kind: Kind,
@@ -31,6 +31,28 @@ pub struct Found {
     pub things: Vec<FoundThing>,
     /// The time at which it was found, in nanoseconds.
     pub now_ns: u64,
+}
+
+/// Why what is shown is not known, or not right.
+#[derive(Clone, Debug)]
+pub enum Amiss {
+    /// A call has failed.
+    Failed(String),
+    /// All calls have succeeded, and what they show cannot be.
+    Wrong(String),
+}
+
+impl fmt::Display for Amiss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Amiss::Failed(what) | Amiss::Wrong(what)) = self;
+        f.write_str(what)
+    }
+}
+
+impl From<Amiss> for String {
+    fn from(amiss: Amiss) -> String {
+        amiss.to_string()
+    }
 }
 
 /// All names of a directory but those that begin with a dot.
@@ -120,7 +142,13 @@ pub fn look(fs: &FileSystem) -> Result<Found, String> {
 }
 
 pub fn look_below(fs: &FileSystem, top: Ino) -> Result<Found, String> {
-    let first = thing(fs, top, String::new()).map_err(|e| format!("the root: {e}"))?;
+    try_look(fs, top).map_err(|why| why.to_string())
+}
+
+/// As `look_below`, for who takes errors of calls for another thing than what is seen.
+pub fn try_look(fs: &FileSystem, top: Ino) -> Result<Found, Amiss> {
+    let failed = |what: &str, error: fs::Error| Amiss::Failed(format!("{what}: {error}"));
+    let first = thing(fs, top, String::new()).map_err(|e| failed("the root", e))?;
     let mut found = Found {
         things: vec![first],
         now_ns: fs.clock().monotonic_ns(),
@@ -129,7 +157,7 @@ pub fn look_below(fs: &FileSystem, top: Ino) -> Result<Found, String> {
     let mut todo = vec![0];
     while let Some(dir) = todo.pop() {
         let (ino, above) = (found.things[dir].ino, found.things[dir].path.clone());
-        for (name, ino) in list(fs, ino).map_err(|e| format!("{above}: {e}"))? {
+        for (name, ino) in list(fs, ino).map_err(|e| failed(&above, e))? {
             let name = text(&name);
             let path = match above.as_str() {
                 "" => name.clone(),
@@ -138,7 +166,7 @@ pub fn look_below(fs: &FileSystem, top: Ino) -> Result<Found, String> {
             let index = match known.get(&ino) {
                 Some(index) => *index,
                 None => {
-                    let thing = thing(fs, ino, path.clone()).map_err(|e| format!("{path}: {e}"))?;
+                    let thing = thing(fs, ino, path.clone()).map_err(|e| failed(&path, e))?;
                     found.things.push(thing);
                     known.insert(ino, found.things.len() - 1);
                     if found.things[known[&ino]].kind == Kind::Dir {
@@ -149,12 +177,14 @@ pub fn look_below(fs: &FileSystem, top: Ino) -> Result<Found, String> {
             };
             let named = fs
                 .lookup(found.things[dir].ino, name.as_bytes())
-                .map_err(|e| format!("{path}: {e}"))?;
+                .map_err(|error| match error {
+                    fs::Error::NotFound => Amiss::Wrong(format!("{path}: listed, and not found")),
+                    error => failed(&path, error),
+                })?;
             if named.ino != ino {
-                return Err(format!(
-                    "{path}: listed as inode {ino}, found as {}",
-                    named.ino
-                ));
+                let named = named.ino;
+                let what = format!("{path}: listed as inode {ino}, found as {named}");
+                return Err(Amiss::Wrong(what));
             }
             found.things[dir].names.insert(name, index);
         }

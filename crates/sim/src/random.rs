@@ -3,23 +3,24 @@
 //! A run is a list of steps. Whatever is random in a step is written down in it, so that a list
 //! can be run again, and made shorter.
 
+mod generator;
+
+pub use generator::Generator;
+
 use crate::drive::{Driver, Stop};
 use crate::explore::{Failure, Seen};
 use crate::faults::Fault;
 use crate::lies::{Judged, Lies};
-use crate::look;
-use crate::op::{Atomic, How, Op};
+use crate::look::{self, Amiss};
+use crate::op::Op;
 use crate::oracle::Oracle;
 use crate::run::guarded;
-use crate::sequences::OLD;
 use crate::setting::{Setting, Trouble};
-use crate::tree::{Id, Kind, Tree};
 use crate::unreadable;
 use crate::world::{Image, Machine};
 use base::rng::Rng;
 use device::sim::{Survival, Times};
 use fs::{Caller, FileSystem, ROOT};
-use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -34,6 +35,8 @@ pub enum Step {
     Recover(u64),
     /// Looks at what a cut within the next operation would leave, and goes on.
     Probe(u64),
+    /// Looks at all that there is, with what is in caches and what is not.
+    Verify,
     /// On a device, this often (0: always), or as the fault says.
     Fault(Fault, u64, u64),
 }
@@ -45,6 +48,7 @@ impl fmt::Display for Step {
             Step::CutAfter(ios) => write!(f, "cut-after {ios}"),
             Step::Recover(seed) => write!(f, "recover {seed}"),
             Step::Probe(seed) => write!(f, "probe {seed}"),
+            Step::Verify => f.write_str("verify"),
             Step::Fault(fault, device, times) => {
                 write!(f, "{fault} {device} {times}")
             }
@@ -70,485 +74,11 @@ impl FromStr for Step {
             "cut-after" => Ok(Step::CutAfter(number(1)?)),
             "recover" => Ok(Step::Recover(number(1)?)),
             "probe" => Ok(Step::Probe(number(1)?)),
+            "verify" => Ok(Step::Verify),
             _ => text.parse().map(Step::Op),
         }
     }
 }
-
-/// Makes up steps as a run goes on.
-pub struct Generator {
-    rng: Rng,
-    setting: Setting,
-    tag: u64,
-    left_in_cycle: u64,
-    cycles: u64,
-    /// What belongs behind the last operation.
-    queued: Vec<Op>,
-    /// The files of atomic writes, by their numbers.
-    atomic: BTreeMap<u64, String>,
-}
-
-impl Generator {
-    pub fn new(seed: u64, setting: &Setting) -> Generator {
-        Generator {
-            rng: Rng::new(seed),
-            setting: setting.clone(),
-            tag: 1000,
-            left_in_cycle: 0,
-            cycles: 0,
-            queued: Vec::new(),
-            atomic: BTreeMap::new(),
-        }
-    }
-
-    /// The next step, for the state that the model is in; `None` at the end.
-    pub fn next(&mut self, oracle: &Oracle, devices: u64) -> Option<Step> {
-        let tree = oracle.now();
-        let rng = &mut self.rng;
-        if self.left_in_cycle == 0 {
-            if self.cycles == self.setting.cycles {
-                return None;
-            }
-            self.cycles += 1;
-            self.left_in_cycle = 2 + rng.below(2 * self.setting.steps);
-            if rng.one_in(2) {
-                return Some(Step::CutAfter(rng.below(self.setting.steps * 2)));
-            }
-        }
-        self.left_in_cycle -= 1;
-        if self.left_in_cycle == 0 {
-            self.atomic.clear();
-            return Some(Step::Recover(rng.next_u64() >> 16));
-        }
-        if self.setting.trouble == Trouble::Rot && self.left_in_cycle == 1 {
-            return Some(Step::Fault(Fault::RotJournal, 0, rng.next_u64() >> 16));
-        }
-        if let Some(step) = fault(rng, &self.setting, devices) {
-            return Some(step);
-        }
-        if self.setting.trouble != Trouble::Lies && rng.one_in(12) {
-            return Some(Step::Probe(rng.next_u64() >> 16));
-        }
-        if let Some(op) = self.queued.pop() {
-            return Some(Step::Op(op));
-        }
-        if self.rng.one_in(8) {
-            return Some(Step::Op(self.transaction(tree)));
-        }
-        if self.rng.one_in(8) {
-            return Some(Step::Op(self.atomic_write(tree)));
-        }
-        let orphans = oracle.orphans();
-        if !orphans.is_empty() && self.rng.one_in(5) {
-            let orphan = *self.rng.pick(&orphans);
-            return Some(Step::Op(self.without_name(orphan)));
-        }
-        let op = self.op(tree);
-        if op == Op::Remount {
-            self.atomic.clear();
-        }
-        if let Op::Hold(path) = &op
-            && self.rng.one_in(2)
-        {
-            self.queued.push(Op::Unlink(path.clone()));
-        }
-        if let Op::Write { path, .. } = &op
-            && self.rng.one_in(4)
-        {
-            let path = path.clone();
-            self.log_to(&path);
-        } else if let Op::Write { path, .. } = &op
-            && self.rng.one_in(3)
-        {
-            // Written, synced, and written once more, as databases do.
-            let sync = match self.rng.one_in(2) {
-                true => Op::Fsync(path.clone()),
-                false => Op::Fdatasync(path.clone()),
-            };
-            if self.rng.one_in(2) {
-                self.queued.push(sync.clone());
-                self.tag += 1;
-                self.queued.push(crate::sequences::tagged(&op, self.tag));
-            }
-            self.queued.push(sync);
-        }
-        Some(Step::Op(op))
-    }
-
-    /// Queues what programs do with their logs: small writes at the end, some of them over what is there, each synced.
-    fn log_to(&mut self, path: &str) {
-        for _ in 0..1 + self.rng.below(12) {
-            let rng = &mut self.rng;
-            let op = match rng.below(12) {
-                0 => Op::Tick(rng.below(8000)),
-                1 => Op::Checkpoint,
-                2 => Op::Truncate(path.to_owned(), rng.below(9000)),
-                kind => {
-                    self.tag += 1;
-                    self.queued.push(match rng.one_in(6) {
-                        true => Op::Fsync(path.to_owned()),
-                        false => Op::Fdatasync(path.to_owned()),
-                    });
-                    Op::Write {
-                        path: path.to_owned(),
-                        at: (kind == 3).then(|| rng.below(9000)),
-                        len: 1 + rng.below(*rng.clone().pick(&[60, 600, 2500])),
-                        tag: self.tag,
-                        how: How::Buffered,
-                    }
-                }
-            };
-            self.queued.push(op);
-        }
-    }
-
-    fn new_name(&mut self, dir: &str) -> String {
-        let i = self.rng.below(self.setting.names);
-        // Some names are long, so that buckets fill.
-        let name = format!(
-            "n{i}{}",
-            "x".repeat((i * 53 % 120) as usize * (i % 3 == 2) as usize)
-        );
-        match dir {
-            "" => name,
-            dir => format!("{dir}/{name}"),
-        }
-    }
-
-    /// A few operations that are one step, each of which makes sense after those before it, mostly.
-    fn transaction(&mut self, tree: &Tree) -> Op {
-        let mut tree = tree.clone();
-        let mut ops = Vec::new();
-        for _ in 0..1 + self.rng.below(8) {
-            let mut op = self.op(&tree);
-            if let Op::Write { how, .. } = &mut op {
-                *how = How::Buffered;
-            }
-            let staged = matches!(
-                op,
-                Op::Create(_)
-                    | Op::Mkdir(_)
-                    | Op::Symlink(_)
-                    | Op::Link(..)
-                    | Op::Rename(..)
-                    | Op::Unlink(_)
-                    | Op::Rmdir(_)
-                    | Op::Chmod(..)
-                    | Op::Chown(..)
-                    | Op::SetTime(..)
-                    | Op::SetXattr { .. }
-                    | Op::RemoveXattr(..)
-                    | Op::Write { .. }
-                    | Op::Rewrite { .. }
-                    | Op::Truncate(..)
-            );
-            if staged && (tree.apply(&op).is_ok() || self.rng.one_in(10)) {
-                ops.push(op);
-            }
-        }
-        if ops.is_empty() {
-            return Op::Sync;
-        }
-        Op::Tx {
-            durable: !self.rng.one_in(3),
-            ops,
-        }
-    }
-
-    /// A step of an atomic write, and mostly some more behind it, and others of its file.
-    fn atomic_write(&mut self, tree: &Tree) -> Op {
-        let number = self.rng.below(ATOMIC_WRITES);
-        let Some(path) = self.atomic.get(&number).cloned() else {
-            let paths = tree.paths().into_iter();
-            let files = paths.filter(|(_, id)| tree.at(*id).kind == Kind::File);
-            let files: Vec<String> = files.map(|(path, _)| path).collect();
-            let path = match files.is_empty() {
-                true => "nothing".to_owned(),
-                false => self.rng.pick(&files).clone(),
-            };
-            self.atomic.insert(number, path.clone());
-            return Op::Atomic {
-                number,
-                step: Atomic::Start(path),
-            };
-        };
-        for _ in 0..self.rng.below(4) {
-            let op = match self.rng.below(4) {
-                0 => self.beside(&path),
-                _ => Op::Atomic {
-                    number,
-                    step: self.staged(),
-                },
-            };
-            self.queued.push(op);
-        }
-        let step = match self.rng.below(6) {
-            0 | 1 => Atomic::Commit,
-            2 if self.rng.one_in(2) => Atomic::Drop,
-            _ => self.staged(),
-        };
-        if matches!(step, Atomic::Commit | Atomic::Drop) {
-            // What is queued comes before it.
-            self.atomic.remove(&number);
-            self.queued.insert(0, Op::Atomic { number, step });
-            return self.queued.pop().expect("it has just been queued");
-        }
-        Op::Atomic { number, step }
-    }
-
-    fn staged(&mut self) -> Atomic {
-        self.tag += 1;
-        let rng = &mut self.rng;
-        let largest = *rng.pick(&[100, 5000, self.setting.largest]);
-        match rng.below(6) {
-            0 => Atomic::Truncate(rng.below(*rng.clone().pick(&[1, 5000, 70_000]))),
-            1 => Atomic::Write {
-                at: Some(4096 * rng.below(8)),
-                len: 4096 * (1 + rng.below(3)),
-                tag: self.tag,
-            },
-            kind => Atomic::Write {
-                at: (kind > 2).then(|| rng.below(largest + 1)),
-                len: 1 + rng.below(largest),
-                tag: self.tag,
-            },
-        }
-    }
-
-    /// An operation on a file that has an atomic write.
-    fn beside(&mut self, path: &str) -> Op {
-        self.tag += 1;
-        let (rng, path) = (&mut self.rng, path.to_owned());
-        match rng.below(8) {
-            0 => Op::Truncate(path, rng.below(9000)),
-            1 => Op::Fsync(path),
-            2 => Op::Unlink(path),
-            3 => Op::Checkpoint,
-            4 => Op::Rename(path, self.new_name(""), 0),
-            _ => Op::Write {
-                path,
-                at: (!rng.one_in(3)).then(|| rng.below(9000)),
-                len: 1 + rng.below(5000),
-                tag: self.tag,
-                how: How::Buffered,
-            },
-        }
-    }
-
-    /// An operation on a file that is held and has no name.
-    fn without_name(&mut self, orphan: Id) -> Op {
-        self.tag += 1;
-        let (rng, path) = (&mut self.rng, format!("@{orphan}"));
-        let largest = *rng.pick(&[100, 5000, self.setting.largest]);
-        match rng.below(12) {
-            0 => Op::Release(path),
-            1 | 2 => Op::Fsync(path),
-            3 => Op::Fdatasync(path),
-            4 => Op::Truncate(path, rng.below(*rng.clone().pick(&[1, 5000, 70_000]))),
-            5 => Op::Fallocate {
-                path,
-                mode: *rng.pick(&[0, 1, libc::FALLOC_FL_PUNCH_HOLE | 1]),
-                at: rng.below(30_000),
-                len: 1 + rng.below(30_000),
-            },
-            _ => Op::Write {
-                path,
-                at: (!rng.one_in(3)).then(|| rng.below(largest + 1)),
-                len: 1 + rng.below(largest),
-                tag: self.tag,
-                how: How::Buffered,
-            },
-        }
-    }
-
-    /// An operation that makes sense for the tree, mostly.
-    pub fn op(&mut self, tree: &Tree) -> Op {
-        self.tag += 1;
-        let tag = self.tag;
-        let paths = tree.paths();
-        let of = |kind: fn(&Kind) -> bool| -> Vec<&String> {
-            let all = paths.iter();
-            all.filter(|(_, id)| kind(&tree.at(*id).kind))
-                .map(|(path, _)| path)
-                .collect()
-        };
-        let files = of(|k| *k == Kind::File);
-        let root = String::new();
-        let mut dirs = of(|k| *k == Kind::Dir);
-        dirs.push(&root);
-        let dir = match self.rng.one_in(3) {
-            true => root.clone(),
-            false => (*self.rng.pick(&dirs)).clone(),
-        };
-        let fresh = self.new_name(&dir);
-        let any = |rng: &mut Rng| match paths.is_empty() {
-            true => "nothing".to_owned(),
-            false => rng.pick(&paths).0.clone(),
-        };
-        let file = |rng: &mut Rng| match files.is_empty() {
-            true => "nothing".to_owned(),
-            false => (*rng.pick(&files)).clone(),
-        };
-        let rng = &mut self.rng;
-        match rng.below(63) {
-            0..=6 => Op::Create(fresh),
-            7 => Op::Mkdir(fresh),
-            8 if tag.is_multiple_of(2) => Op::Symlink(fresh),
-            8 => {
-                let (kind, rdev) = SPECIAL[(tag / 2) as usize % SPECIAL.len()];
-                Op::Mknod(fresh, kind | 0o644, rdev)
-            }
-            9 => Op::Link(file(rng), fresh),
-            10..=12 => Op::Rename(any(rng), fresh, 0),
-            13..=15 => Op::Rename(file(rng), file(rng), 0),
-            16 => Op::Rename(any(rng), any(rng), *rng.pick(&[0, 1, 2])),
-            17..=19 => Op::Unlink(file(rng)),
-            20 => Op::Unlink(any(rng)),
-            21 => Op::Rmdir(any(rng)),
-            22 => Op::Chmod(any(rng), 0o600 + rng.below(0o177) as u32),
-            23 => {
-                let (path, owners) = (any(rng), rng.below(9) as u32);
-                Op::Chown(path, owners % 3, owners / 3)
-            }
-            24..=25 => Op::SetXattr {
-                path: any(rng),
-                name: format!("user.{}", rng.below(3)),
-                len: rng.below(*rng.clone().pick(&[20, 600, 6000])) + 1,
-                tag,
-            },
-            26 => Op::RemoveXattr(any(rng), format!("user.{}", rng.below(3))),
-            27..=40 => {
-                let largest = *rng.pick(&[100, 3000, self.setting.largest]);
-                let (len, how) = match rng.below(8) {
-                    0 => (4096 * (1 + rng.below(4)), How::Direct),
-                    1 => (1 + rng.below(largest), How::Synced),
-                    _ => (1 + rng.below(largest), How::Buffered),
-                };
-                let at = match rng.below(4) {
-                    0 => Some(0),
-                    1 => None,
-                    _ if how == How::Direct => Some(4096 * rng.below(8)),
-                    _ => Some(rng.below(largest + 1)),
-                };
-                Op::Write {
-                    path: file(rng),
-                    at,
-                    len,
-                    tag,
-                    how,
-                }
-            }
-            41..=42 => Op::Rewrite {
-                path: file(rng),
-                len: 1 + rng.below(self.setting.largest),
-                tag,
-            },
-            43..=44 => Op::Truncate(file(rng), rng.below(*rng.clone().pick(&[1, 5000, 70_000]))),
-            45 => {
-                let (punch, zero) = (libc::FALLOC_FL_PUNCH_HOLE | 1, libc::FALLOC_FL_ZERO_RANGE);
-                Op::Fallocate {
-                    path: file(rng),
-                    mode: *rng.pick(&[0, 1, punch, zero, zero | 1]),
-                    at: rng.below(30_000),
-                    len: 1 + rng.below(30_000),
-                }
-            }
-            46 => Op::TmpLink {
-                path: fresh,
-                len: 1 + rng.below(9000),
-                tag,
-            },
-            47 => Op::Hold(file(rng)),
-            48 => Op::Release(file(rng)),
-            49..=51 => Op::Fsync(any(rng)),
-            52 => Op::Fdatasync(file(rng)),
-            53 => Op::Fsync(dir),
-            54..=55 => Op::Sync,
-            56 => Op::Checkpoint,
-            57 if rng.one_in(3) => Op::Remount,
-            58 => {
-                // Before everything: later than now is no time that a model of stamps can tell.
-                let old = OLD + rng.below(OLD / 2);
-                Op::SetTime(any(rng), (!rng.one_in(3)).then_some(old))
-            }
-            59..=60 => Op::WriteRange {
-                path: file(rng),
-                at: rng.below(30_000),
-                len: rng.below(*rng.clone().pick(&[2, 5000, 60_000])),
-            },
-            _ => Op::Tick(rng.below(8000)),
-        }
-    }
-}
-
-/// A fault, now and then, of the kind that the run is in.
-fn fault(rng: &mut Rng, setting: &Setting, devices: u64) -> Option<Step> {
-    let (rarely, faults): (u64, &[Fault]) = match setting.trouble {
-        Trouble::Errors => (25, &ERRORS),
-        Trouble::FullErrors => (25, &ERRORS_OF_DATA),
-        // Few, so that not all of them are found out at once.
-        Trouble::Lies => (setting.steps, &LIES),
-        Trouble::Slow => (25, &[Fault::Slow, Fault::Slow, Fault::Stall]),
-        Trouble::None | Trouble::Full | Trouble::Rot => return None,
-    };
-    if !rng.one_in(rarely) {
-        return None;
-    }
-    let fault = *rng.pick(faults);
-    let times = match fault {
-        Fault::Slow => *rng.pick(&[0, 1, 30, 700]),
-        Fault::Stall => *rng.pick(&[2000, 40_000, 600_000]),
-        Fault::Rot | Fault::RotEnd => rng.next_u64() >> 16,
-        Fault::Misdirect => rng.range(1, 3),
-        _ => *rng.pick(&[0, 1, 1, 1, 2]),
-    };
-    Some(Step::Fault(fault, rng.below(devices), times))
-}
-
-/// Atomic writes at a time, at most.
-const ATOMIC_WRITES: u64 = 3;
-
-/// What is no file, directory or link, with a device number where it has one.
-const SPECIAL: [(u32, u32); 4] = [
-    (libc::S_IFCHR, 0x103),
-    (libc::S_IFBLK, 0xFFF0_1234),
-    (libc::S_IFIFO, 0),
-    (libc::S_IFSOCK, 0),
-];
-
-const ERRORS: [Fault; 8] = [
-    Fault::Reads,
-    Fault::Writes,
-    Fault::Writes,
-    Fault::Journal,
-    Fault::Flushes,
-    Fault::Flushes,
-    Fault::Vanish,
-    Fault::Heal,
-];
-
-/// Mostly such as a file system goes on after.
-const ERRORS_OF_DATA: [Fault; 8] = [
-    Fault::Reads,
-    Fault::Writes,
-    Fault::Data,
-    Fault::Data,
-    Fault::Data,
-    Fault::Flushes,
-    Fault::Heal,
-    Fault::Heal,
-];
-
-const LIES: [Fault; 8] = [
-    Fault::Lose,
-    Fault::LoseJournal,
-    Fault::Misdirect,
-    Fault::Misdirect,
-    Fault::Rot,
-    Fault::RotEnd,
-    Fault::RotEnd,
-    Fault::Heal,
-];
 
 /// A run: where its steps come from, and what has come of them.
 struct Run<'a> {
@@ -625,8 +155,7 @@ impl<'a> Run<'a> {
         let image = Image::format(&setting.shape)?;
         let machine = Machine::new(&image, 7);
         let mut driver = Driver::fresh(machine, setting.calm)?;
-        driver.trouble = !matches!(setting.trouble, Trouble::None | Trouble::Slow);
-        driver.faulty = driver.trouble && setting.trouble != Trouble::Full;
+        driver.faulty = setting.trouble.has_errors() || setting.trouble == Trouble::Lies;
         if setting.trouble.is_full() {
             fill(driver.fs(), setting.room).map_err(|e| format!("filling: {e}"))?;
             driver.learn_top()?;
@@ -660,6 +189,7 @@ impl<'a> Run<'a> {
             Step::Op(op) => return self.op(op),
             Step::CutAfter(ios) => self.driver().machine.switch.cut_after(*ios),
             Step::Probe(seed) => self.probe = Some(*seed),
+            Step::Verify => return self.verify(),
             Step::Fault(Fault::RotJournal, _, seed) => return self.rot(*seed),
             Step::Fault(Fault::Heal, ..) if self.setting.trouble == Trouble::FullErrors => {
                 return self.heal();
@@ -703,7 +233,7 @@ impl<'a> Run<'a> {
             let drop = self.earlier.len().saturating_sub(LAST_BATCHES);
             self.earlier.drain(..drop);
         }
-        if *op == Op::Remount && !self.halted && !self.driver().given_up {
+        if *op == Op::Remount && !self.halted {
             // Nothing is in a cache now.
             return self.verify();
         }
@@ -738,19 +268,20 @@ impl<'a> Run<'a> {
     }
 
     /// Compares everything with the newest state of the model; injected faults are no excuse for
-    /// other contents, but one for errors.
+    /// anything else that is shown, but one for errors.
     fn verify(&mut self) -> Result<bool, String> {
         if self.lies.ever() {
             return self.compare();
         }
         let outcome = self.driver().verify_now();
-        let no_power = self.driver().machine.switch.is_cut();
+        if self.driver().machine.switch.is_cut() {
+            self.halted = true;
+            return Ok(true);
+        }
         match outcome {
-            Err(_) if no_power || self.setting.trouble.has_errors() => {
-                self.halted = true;
-                Ok(true)
-            }
-            other => other.map(|()| true),
+            Err(Amiss::Failed(_)) if self.setting.trouble.has_errors() => Ok(true),
+            Err(amiss) => Err(amiss.to_string()),
+            Ok(()) => Ok(true),
         }
     }
 
@@ -799,7 +330,7 @@ impl<'a> Run<'a> {
             self.note_lies(None);
         }
         let driver = self.driver.take().expect("between steps there is one");
-        let (oracle, trouble) = (driver.oracle.clone(), (driver.trouble, driver.faulty));
+        let (oracle, faulty) = (driver.oracle.clone(), driver.faulty);
         let mut machine = driver.stop();
         // Where they harm nobody they are no excuse.
         let lies = self.lies.ever() && !self.lies.are_harmless(machine.devices.len());
@@ -849,7 +380,11 @@ impl<'a> Run<'a> {
         if !self.setting.trouble.is_full() && !self.lies.ever() && rng.one_in(3) {
             unreadable::look(&driver.machine, &self.setting.shape, &found, &mut rng)?;
         }
-        (driver.trouble, driver.faulty) = trouble;
+        if !self.lies.ever() && rng.one_in(3) {
+            let (machine, shape) = (&driver.machine, &self.setting.shape);
+            unreadable::look_while_a_read_fails(machine, shape, &found, &mut rng)?;
+        }
+        driver.faulty = faulty;
         self.driver = Some(driver);
         self.halted = false;
         self.earlier.clear();

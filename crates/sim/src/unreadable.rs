@@ -1,13 +1,15 @@
 //! A sector of a file's data that cannot be read any more, until it is written: reads of its page say so, and nothing else is any different.
+//! And a read of anything that fails once: whoever meets it is told, or sees what there is.
 
-use crate::drive::write_all;
+use crate::drive::{Driver, write_all};
 use crate::lies::extents;
-use crate::look::{Found, FoundThing};
-use crate::world::{Machine, Shape};
+use crate::look::{Amiss, Found, FoundThing, look_below, try_look};
+use crate::op::Op;
+use crate::world::{Image, Machine, Shape};
 use base::rng::Rng;
-use device::sim::{SECTOR, Survival};
+use device::sim::{SECTOR, Survival, Times};
 use format::BLOCK_SIZE;
-use fs::{FileSystem, OpenFile};
+use fs::{FileSystem, OpenFile, ROOT};
 use std::sync::Arc;
 
 /// Looks at a copy of a machine on which nothing is wrong, and which shows what was found, with one such sector. True: a read has met it.
@@ -43,6 +45,60 @@ pub fn look(
     fs.close().map_err(|e| what(format!("close: {e}")))?;
     copy.fsck().map_err(what)?;
     Ok(met)
+}
+
+/// Looks at another such copy, of which nothing is in memory, while one read fails. True: a call has told of it.
+pub fn look_while_a_read_fails(
+    machine: &Machine,
+    shape: &Shape,
+    found: &Found,
+    rng: &mut Rng,
+) -> Result<bool, String> {
+    let copy = machine.point().crash(Survival::All, rng);
+    let copy = Machine::after(shape, copy, machine.now_ns());
+    let open = || copy.open().map_err(|e| format!("open: {e}"));
+    // What recovery has brought up to date is in memory, and home by now.
+    open()?.close().map_err(|e| format!("close: {e}"))?;
+    let fs = open()?;
+    copy.switch
+        .fail_after(rng.below(READS), Times::Next(rng.range(1, 4)));
+    match try_look(&fs, ROOT) {
+        Err(Amiss::Failed(_)) => Ok(true),
+        Err(Amiss::Wrong(what)) => Err(format!("while a read fails: {what}")),
+        Ok(shown) if shown.things == found.things => Ok(false),
+        Ok(shown) => Err(format!(
+            "while a read fails the file system shows {shown}\nwhere there is {found}"
+        )),
+    }
+}
+
+/// One of so many reads fails, and up to two behind it, or none if there are fewer.
+const READS: u64 = 60;
+/// Names in a directory, more than come into memory when the file system opens.
+const NAMES: usize = 400;
+/// Looks at one machine.
+const LOOKS: usize = 24;
+
+/// One run: a directory of many leaves, looked at again and again while reads fail.
+pub fn run(seed: u64) -> Result<(), String> {
+    let mut rng = Rng::new(seed);
+    let mut shape = Shape::small(rng.range(1, 3));
+    shape.tight = true;
+    let mut driver = Driver::fresh(Machine::new(&Image::format(&shape)?, seed), true)?;
+    let names = (0..NAMES).map(|i| Op::Create(format!("name{i:060}")));
+    for op in names.chain([Op::Remount]) {
+        driver.run(&op).map_err(|stop| format!("{stop:?}"))?;
+    }
+    let found = look_below(driver.fs(), ROOT)?;
+    let mut told = 0;
+    for _ in 0..LOOKS {
+        let failed = look_while_a_read_fails(&driver.machine, &shape, &found, &mut rng)?;
+        told += usize::from(failed);
+    }
+    match told {
+        0 => Err("no read has failed".into()),
+        _ => Ok(()),
+    }
 }
 
 fn open(fs: &FileSystem, thing: &FoundThing) -> Result<Arc<OpenFile>, String> {
@@ -107,11 +163,7 @@ fn write_anew(fs: &FileSystem, thing: &FoundThing, page: u64) -> Result<(), Stri
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::drive::Driver;
-    use crate::look::look_below;
-    use crate::op::Op;
-    use crate::world::Image;
-    use fs::ROOT;
+    use base::canary::{Canary, plant};
 
     #[test]
     fn one_page_says_that_it_cannot_be_read() {
@@ -126,5 +178,15 @@ mod tests {
         let met = (0..8)
             .filter(|seed| look(&driver.machine, &shape, &found, &mut Rng::new(*seed)).unwrap());
         assert!(met.count() > 4);
+    }
+
+    /// Any error was excused where devices fail, also one that told of names which a listing had left out in silence.
+    #[test]
+    fn names_that_a_listing_leaves_out_are_missed() {
+        run(1).unwrap();
+        plant(Some(Canary::LeafLeftOut));
+        let outcome = run(1);
+        plant(None);
+        assert!(outcome.is_err());
     }
 }

@@ -21,6 +21,8 @@ const EMPTIED_MAX: u32 = 4;
 pub struct SpaceInfo {
     pub total_blocks: u64,
     pub free_blocks: u64,
+    /// Blocks that data has been promised and does not have yet.
+    pub promised_blocks: u64,
     /// Nodes in the table as of the last checkpoint.
     pub nodes: u64,
     /// Nodes that there are; in a store that is only read, those in the table.
@@ -475,6 +477,7 @@ impl<C: Content> Store<C> {
         SpaceInfo {
             total_blocks: geometry.chunk_count as u64 * chunk_blocks,
             free_blocks: (free_blocks + sparse).saturating_sub(soon as u64),
+            promised_blocks: self.space.promised_blocks().max(0) as u64,
             nodes: self.table.node_count(),
             nodes_now: self.nodes_now(),
             growth_bytes: self

@@ -516,12 +516,23 @@ impl Files {
             }
             Ok(())
         });
+        if planted(Canary::FullWriteZeroes)
+            && matches!(outcome, Err(Error::NoSpace))
+            && state.size() > 0
+            && self.dirty_page(state, 0).is_ok()
+        {
+            self.pages.zero(state.key, 0, 0..BLOCK_SIZE);
+        }
         self.note_ahead(state);
         if at > offset {
             if planted(Canary::SizeBeforeData) {
                 self.log_changes(state, Vec::new(), Vec::new(), state.size())?;
             }
             return Ok((at - offset) as usize);
+        }
+        if planted(Canary::FullTakenForFailure) && matches!(outcome, Err(Error::NoSpace)) {
+            let (ino, why) = (state.ino(), "no space is left".to_owned());
+            return Err(Error::WriteFailed { ino, why });
         }
         outcome.map(|()| 0)
     }

@@ -12,6 +12,7 @@ use crate::content::{Inode, Name};
 use crate::directory::At;
 use crate::filesystem::FileSystem;
 use crate::list;
+use base::canary::{Canary, planted};
 
 /// readdir offsets below this belong to "." and "..".
 const COOKIES: u64 = 2;
@@ -162,7 +163,12 @@ impl FileSystem {
     ) -> Result<(Vec<Name>, Option<u64>), Error> {
         let node = self.dir_inode(dir)?;
         let inode = begun_in(dir.ino(), generation, node.inode()?)?;
-        list::run_from::<Name>(&self.store, inode, key)
+        match list::run_from::<Name>(&self.store, inode, key) {
+            Err(Error::Store(_)) if planted(Canary::LeafLeftOut) => {
+                Ok((Vec::new(), list::behind::<Name>(&self.store, inode, key)))
+            }
+            names => names,
+        }
     }
 }
 

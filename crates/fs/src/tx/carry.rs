@@ -15,6 +15,7 @@ use crate::rename::{check_replaceable, retarget};
 use crate::times::Stamp;
 use crate::xattr::NAMES_MAX;
 use crate::{Caller, Error};
+use base::canary::{Canary, planted};
 use base::clock::Timestamp;
 use base::map::{HashMap, HashSet};
 use engine::{Node, Op, Slot};
@@ -107,7 +108,8 @@ impl<'fs> Transaction<'fs> {
                 return Err(gone(Error::Stale(*ino)));
             }
             let newest = || self.fs.attr_of(*ino, inode).ctime;
-            if staged.looked.is_some_and(|seen| seen != newest()) && looks_again() {
+            let is_other = |seen| seen != newest() || planted(Canary::ReadersConflict);
+            if staged.looked.is_some_and(is_other) && looks_again() {
                 return Err(changed(*ino));
             }
             if !staged.xattrs.is_empty() && !self.can_list_xattrs(inode, staged)? {

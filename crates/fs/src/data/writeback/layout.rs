@@ -284,6 +284,11 @@ impl Files {
         for reservation in reservations {
             promise.take_back(reservation);
         }
+        if planted(Canary::PromiseLeaked)
+            && let Ok(again) = self.store.promise(promise.blocks())
+        {
+            again.into_blocks();
+        }
         state.meta.lock().promised += promise.into_blocks();
     }
 
