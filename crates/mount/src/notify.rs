@@ -912,12 +912,12 @@ mod tests {
             let pages = Pages::changed_past(0, page * 4096..(page + 1) * 4096);
             turns.left.iter().any(|left| left.pages.has(&pages))
         };
-        while !is_left(WRITES as u64 - 1) {
+        let withheld = || notifier.0.withheld.load(Ordering::SeqCst);
+        while withheld() > 0 || !is_left(WRITES as u64 - 1) {
             thread::yield_now();
         }
         assert!((OF_A_FILE_MAX as u64..WRITES as u64).all(is_left));
         assert!(notifier.0.turns.lock().left.len() <= RANGES_MAX + 1);
-        assert_eq!(notifier.0.withheld.load(Ordering::SeqCst), 0);
         kernel.go_on();
         while !notifier.0.turns.lock().left.is_empty() {
             thread::yield_now();
