@@ -253,6 +253,8 @@ canaries! {
     /// A rename over a file does not write back the new one first: the name shows neither the old
     /// content nor the new.
     ReplaceBeforeData => "replace-before-data", Cut,
+    /// An exchange writes back the file whose name is given first, and not the other.
+    ExchangeBeforeData => "exchange-before-data", Cut,
     /// Renames of directories between directories do not exclude each other (R13): two of them
     /// make a cycle that no path reaches.
     RenameUnlocked => "rename-unlocked", Threads,

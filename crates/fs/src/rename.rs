@@ -180,6 +180,10 @@ impl FileSystem {
         (from, to): (&Node<FsNode>, &Node<FsNode>),
         this: Try,
     ) -> Result<Outcome, Error> {
+        // It may take long, and others that move directories wait for the lock that is taken next.
+        if !self.write_back_moved(request, found)? {
+            return Ok(Outcome::Again);
+        }
         let directory = |name: &Link| name.kind == libc::DT_DIR;
         let moves_up = directory(&found.source);
         let moves_down = request.exchange && found.target.as_ref().is_some_and(directory);
@@ -206,9 +210,6 @@ impl FileSystem {
             },
             None => None,
         };
-        if !self.write_back_moved(request, found)? {
-            return Ok(Outcome::Again);
-        }
         let replaced = found.target.as_ref().filter(|_| !request.exchange);
         let mut orphaned = this.orphanage;
         let mut orphans = None;
@@ -267,7 +268,8 @@ impl FileSystem {
         if planted(Canary::ReplaceBeforeData) {
             return Ok(true);
         }
-        let moved = [Some(&found.source), request.exchange.then_some(target)];
+        let both = request.exchange && !planted(Canary::ExchangeBeforeData);
+        let moved = [Some(&found.source), both.then_some(target)];
         let files = moved.into_iter().flatten();
         for file in files.filter(|name| name.kind == libc::DT_REG) {
             match self.files.write_back(file.nid) {

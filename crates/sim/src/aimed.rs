@@ -49,6 +49,10 @@ const CLASSICS: &[&str] = &[
     "create A/new; write A/new 0 6000 1; rename A/new A/foo 0; sync; checkpoint",
     "create A/new; write A/new 0 6000 1; fsync A/new; rename A/new A/foo 0; fsync A; checkpoint",
     "create A/new; write A/new 0 6000 1; rename A/new A/foo 0; fsync B; sync",
+    // Two files that change places, each cut to nothing, rewritten or appended to before.
+    "rewrite A/bar 9000 1; checkpoint; rename A/foo A/bar 2; checkpoint; sync; checkpoint",
+    "truncate A/bar 0; rewrite A/foo 9000 1; checkpoint; tx-relaxed rename A/foo A/bar 2 + chmod B 448; checkpoint; sync",
+    "create A/new; write A/new 0 6000 1; write A/foo end 9000 2; rename A/foo A/new 2; fsync B; checkpoint",
     // A size must not be durable before what it covers.
     "create foo; write foo 0 20000 1; fsync B; fsync foo; sync",
     "write A/foo end 20000 1; fsync B; fdatasync A/foo; sync",

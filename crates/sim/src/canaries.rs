@@ -55,6 +55,7 @@ fn place(canary: Canary) -> Place {
         | TailOutlived
         | OrphanIntentDropped
         | ReplaceBeforeData
+        | ExchangeBeforeData
         | AncestryUnchecked
         | FullDirectoryRemoved
         | TransactionInParts

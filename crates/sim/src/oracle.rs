@@ -174,14 +174,7 @@ impl Oracle {
                     self.changes.insert(id, Changes::new(now, 0));
                 }
             }
-            if let Some(file) = change.replacer {
-                let version = self.contents[&file].number();
-                self.barriers.push(Barrier {
-                    operations: number,
-                    file,
-                    version,
-                });
-            }
+            self.write_back_before(&change.replacers, number);
         }
         self.begin_content(op, &change);
         self.begin_change(op, &change, now);
@@ -199,7 +192,7 @@ impl Oracle {
         for op in ops {
             let change = next.apply(op)?;
             whole.touched.extend(change.touched);
-            replacers.extend(change.replacer);
+            replacers.extend(change.replacers);
             if let Some(id) = change.created {
                 whole.made.push(id);
                 contents.insert(id, Vec::new());
@@ -252,18 +245,23 @@ impl Oracle {
                 }
             }
         }
-        for file in replacers {
+        self.write_back_before(&replacers, number);
+        self.touch(&whole.touched, number);
+        Ok(whole)
+    }
+
+    /// Notes that these files were written back before an operation: no crash leaves it without what they had then.
+    fn write_back_before(&mut self, files: &[Id], operations: usize) {
+        for &file in files {
             let history = self.history(file);
             history.write_back();
             let version = history.number();
             self.barriers.push(Barrier {
-                operations: number,
+                operations,
                 file,
                 version,
             });
         }
-        self.touch(&whole.touched, number);
-        Ok(whole)
     }
 
     /// Notes a version of a file's content that is there exactly when the newest operation is.

@@ -84,8 +84,8 @@ pub struct Change {
     pub touched: Vec<Id>,
     /// The one that came into being.
     pub created: Option<Id>,
-    /// The file that took another's place, written back before.
-    pub replacer: Option<Id>,
+    /// The files that took others' places, written back before: two of an exchange.
+    pub replacers: Vec<Id>,
     /// Those that a transaction made, in order, and the files whose content it changed.
     pub made: Vec<Id>,
     pub written: Vec<Id>,
@@ -349,15 +349,21 @@ impl Tree {
         }
         let mut touched = vec![from, to, source];
         touched.extend(target);
-        let change = |replacer| Change {
+        let replacers = match target {
+            Some(target) if exchange => vec![source, target],
+            Some(_) => vec![source],
+            None => Vec::new(),
+        };
+        let is_file = |id: &Id| self.at(*id).kind == Kind::File;
+        let change = Change {
             touched,
-            replacer,
+            replacers: replacers.into_iter().filter(is_file).collect(),
             ..Change::default()
         };
         match target {
             Some(target) if exchange => {
                 self.exchange((from, name, source), (to, new_name, target));
-                return Ok(change(None));
+                return Ok(change);
             }
             Some(target) => {
                 match (is_dir(source), is_dir(target)) {
@@ -381,8 +387,7 @@ impl Tree {
         self.named(from);
         self.named(to);
         self.marked(source);
-        let file = self.at(source).kind == Kind::File;
-        Ok(change((target.is_some() && file).then_some(source)))
+        Ok(change)
     }
 
     fn exchange(&mut self, a: (Id, &str, Id), b: (Id, &str, Id)) {
