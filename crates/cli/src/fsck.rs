@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use device::Array;
 use engine::Severity;
-use fs::fsck::repair::{self, Action, RepairOptions, repair};
+use fs::fsck::repair::{self, Action, ActionKind, RepairOptions, repair};
 use fs::fsck::{Finding, FsckOptions, Phase, Progress, Report};
 use fs::{FileSystem, FsOptions};
 use indicatif::ProgressBar;
@@ -23,7 +23,8 @@ const CLEAN: u8 = 0;
 const CORRECTED: u8 = 1;
 const UNCORRECTED: u8 = failure::DAMAGED;
 
-/// What to do of devices that were put back to old copies.
+/// What to do of devices that were put back to old copies, and what it is once a repair has begun to write.
+const OLD_LOST: &str = "the latest states of the old devices no longer fit";
 const REATTACH: &str = "attach the latest state of each device, which is worthless once a repair has begun to write; `sheaf fsck --repair` only if that is gone";
 
 /// Whether a device is older than the array: then it does not open, and a repair would lose what the latest state of that device has.
@@ -315,7 +316,7 @@ fn repaired(paths: &[PathBuf], args: &Fsck) -> Result<Shown, Failure> {
             // What was read before the repair says nothing of what is there now.
             drop(array);
             let after = open(paths).and_then(|array| Ok((examine(&array)?, array)));
-            shown = after_repair(shown, after);
+            shown = after_repair(shown, after, false);
         }
         repair::Outcome::Unfinished {
             why,
@@ -325,7 +326,7 @@ fn repaired(paths: &[PathBuf], args: &Fsck) -> Result<Shown, Failure> {
             drop(array);
             let after = open(paths).and_then(|array| Ok((examine(&array)?, array)));
             shown = unfinished(
-                after_repair(shown, after),
+                after_repair(shown, after, in_doubt),
                 Unfinished {
                     why,
                     remedy,
@@ -347,12 +348,19 @@ fn unfinished(after: Shown, unfinished: Unfinished) -> Shown {
     }
 }
 
-/// What a repair did, which is told whether or not the check after it came to its end, and what that found.
-fn after_repair(before: Shown, after: Result<(Report, Arc<Array>), Failure>) -> Shown {
+/// What a repair did, which is told whether or not the check after it came to its end, and what that found; in doubt: or did not.
+fn after_repair(
+    before: Shown,
+    after: Result<(Report, Arc<Array>), Failure>,
+    in_doubt: bool,
+) -> Shown {
     let (after, array) = match after {
         Ok(after) => after,
         Err(failure) => {
-            let failure = failure.at("the array is repaired, but the check after it did not end");
+            let failure = failure.at(match in_doubt {
+                true => "the check after the repair did not end",
+                false => "the array is repaired, but the check after it did not end",
+            });
             return Shown {
                 repaired: true,
                 unchecked: Some(failure.message().unwrap_or_default().to_owned()),
@@ -499,8 +507,8 @@ fn text(shown: &Shown) -> String {
     }
     if let Some(refused) = &shown.refused {
         let written = match refused.begun {
-            true => "but writing had begun, and the latest states of the old devices no longer fit",
-            false => "and nothing was written",
+            true => format!("but writing had begun, and {OLD_LOST}"),
+            false => "and nothing was written".to_owned(),
         };
         text += &format!(
             "NOT REPAIRED, {written}: {}\nremedy: {}\n",
@@ -512,8 +520,13 @@ fn text(shown: &Shown) -> String {
             true => "whether the devices hold it is in doubt",
             false => "what is said above is done",
         };
+        let kind = ActionKind::Outdated.name();
+        let lost = match shown.actions.iter().any(|action| action.kind == kind) {
+            true => format!(", and {OLD_LOST}"),
+            false => String::new(),
+        };
         text += &format!(
-            "NOT FINISHED, {written}: {}\nremedy: {}\n",
+            "NOT FINISHED, {written}{lost}: {}\nremedy: {}\n",
             unfinished.why, unfinished.remedy
         );
     }
@@ -627,7 +640,7 @@ mod tests {
             action(true, "a name is gone"),
             action(false, "put in order"),
         ]);
-        let after = after_repair(before, Err(Failure::new("/dev/a is in use")));
+        let after = after_repair(before, Err(Failure::new("/dev/a is in use")), false);
         let told = text(&after);
         assert!(told.contains("LOST: node 7: a name is gone\n"), "{told}");
         assert!(
@@ -643,6 +656,7 @@ mod tests {
             "{why}"
         );
     }
+
     #[test]
     fn what_a_repair_lost_is_told_though_it_failed_once_it_was_written() {
         for in_doubt in [false, true] {
@@ -651,7 +665,12 @@ mod tests {
                 remedy: "copy that device".to_owned(),
                 in_doubt,
             };
-            let after = unfinished(shown(vec![action(true, "a name is gone")]), end);
+            let before = shown(vec![action(true, "a name is gone")]);
+            let check = Err(Failure::new("/dev/a: cannot read"));
+            let after = unfinished(after_repair(before, check, in_doubt), end);
+            let unchecked = after.unchecked.as_ref().unwrap();
+            assert!(unchecked.contains("cannot read"), "{unchecked}");
+            assert_eq!(unchecked.contains("is repaired"), !in_doubt);
             let told = text(&after);
             let line = match in_doubt {
                 true => "may be LOST: node 7: a name is gone\n",

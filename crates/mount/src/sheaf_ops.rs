@@ -35,6 +35,7 @@
 //!
 //! Two races are left, which change times alone: a stat beside a read may keep the access time from before it, and one beside the write-back of a
 //! mapping the time of change. Who drops attributes before the answer to write-back may be the last to refer to the inode, and would wait for itself.
+//! Nor is the kernel told of data that is given up since devices do not take it: for a minute it may have the size from before.
 //!
 //! # Opening and closing
 //!

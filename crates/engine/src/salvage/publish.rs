@@ -210,7 +210,7 @@ impl<C: Content> Salvage<C> {
     }
 
     /// **The commit point** of a repair: writes everything that changed beside what is there, then
-    /// the record. After an error, or a crash before the record, the devices hold the old state. Labels of old devices are left as they are: else a mount
+    /// the record. After an error, or a crash before the record, the devices hold the old state; if it was the record that could not be written, perhaps the new one. Labels of old devices are left as they are: else a mount
     /// would take them for as new as the others, which they are not without the repair. Returns the mount that all labels are to say when it is done
     /// ([`Array::note_mount`](device::Array::note_mount)); until they do, the array is refused as before.
     ///

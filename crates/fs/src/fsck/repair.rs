@@ -167,11 +167,12 @@ pub enum Outcome {
     Repaired,
     /// Nothing was written: the array is as it was.
     Refused { why: String, remedy: String },
-    /// Old states of devices were to be accepted, and the repair failed after its first write. The array is refused as before, or
-    /// repaired but for a repeat; the latest states of those devices no longer fit it.
+    /// Old states of devices were to be accepted, and the repair failed after its first write and before its record. The array is refused as before; the latest
+    /// states of those devices no longer fit it.
     Begun { why: String, remedy: String },
     /// The repair is written, with the losses that the actions name, and this kept what follows it from its end: copies of labels and
-    /// checkpoint records, and the deletion of unlinked files. Whether the devices hold it is in doubt if the record itself failed.
+    /// checkpoint records, and the deletion of unlinked files. Whether the devices hold it is in doubt if the record itself failed. Where old states of devices are accepted
+    /// the array may be refused as before until a repeat, and their latest states no longer fit it.
     Unfinished {
         why: String,
         remedy: String,
@@ -436,9 +437,7 @@ fn accept(
         return outcome_of(error);
     }
     let (why, remedy) = match write(array, options, Some(salvage), progress) {
-        Ok(Outcome::Refused { why, remedy } | Outcome::Unfinished { why, remedy, .. }) => {
-            (why, remedy)
-        }
+        Ok(Outcome::Refused { why, remedy }) => (why, remedy),
         Err(error @ Error::Store(engine::Error::Device(_))) => (error.to_string(), RESCUE.into()),
         Err(error) => (error.to_string(), REPEAT.into()),
         done => return done,

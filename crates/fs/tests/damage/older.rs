@@ -196,7 +196,9 @@ fn a_repair_that_fails_once_it_takes_old_devices_says_that_writing_had_begun() {
         put_back(&devices, [now, &states[1]], &[old]);
         devices[failing].fail_writes(Times::Always, None);
         let report = try_repair(&devices, false).unwrap();
-        let Outcome::Begun { why, remedy } = report.outcome else {
+        // What it accepted is lost by then.
+        assert!(report.lost(), "{context}");
+        let Outcome::Unfinished { why, remedy, .. } = report.outcome else {
             panic!("{context}: {:?}", report.outcome);
         };
         assert!(why.contains(devices[failing].name()), "{context}: {why}");
