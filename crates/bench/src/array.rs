@@ -286,7 +286,8 @@ impl<'a> Bench<'a> {
         let devices = match place.devices().is_empty() {
             true => place.written(options.most() as u64)?,
             false => {
-                let given = place.array()?;
+                let given = place.all();
+                let _claim = place.claim(given.paths.len())?;
                 given.fill(options.bytes)?;
                 given
             }
@@ -365,6 +366,9 @@ impl<'a> Bench<'a> {
     fn window(&self, series: &Series) -> Result<Measured, Error> {
         // Some that the side before has left.
         self.place.write_holes()?;
+        // Others make one of their own.
+        let claim = self.place.claim(series.members)?;
+        let _claim = claim.filter(|_| series.who.is_raw());
         // Before Sheaf's threads are there, so that they count.
         let counters = Counters::start();
         let paths = &self.devices.paths[..series.members];

@@ -714,7 +714,7 @@ mod tests {
         let mut known = content;
         known[..4].copy_from_slice(b"XFSB");
         std::fs::write(&path, &known).unwrap();
-        assert!(matches!(run(&writes, &|_| {}), Err(Error::Usage(_))));
+        assert!(matches!(run(&writes, &|_| {}), Err(Error::Unable(_))));
         assert_eq!(std::fs::read(&path).unwrap(), known);
     }
 }

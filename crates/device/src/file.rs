@@ -82,7 +82,7 @@ impl Default for OpenOptions {
 pub(crate) enum Engine {
     Uring,
     Threads(Arc<Pool>),
-    /// The calling thread: for a look at a device, not for an array.
+    /// The calling thread: for a look at a device or a claim of it, not for an array.
     Caller,
 }
 
@@ -154,6 +154,25 @@ pub fn open_devices(
         devices.push(Arc::new(FileDevice::open(path, options, engine)?));
     }
     options.topology.over(devices)
+}
+
+/// Keeps others from devices and files until it is dropped, as whoever opens them to write does.
+pub struct Claim {
+    _devices: Vec<FileDevice>,
+}
+
+/// Claims the devices and files at `paths`, all or none, without any transfer: no threads, no ring. They have to be such that they
+/// could be written to.
+pub fn claim(paths: &[PathBuf]) -> Result<Claim, Error> {
+    check_distinct(paths)?;
+    let options = OpenOptions {
+        direct: false,
+        ..OpenOptions::default()
+    };
+    let open = |path: &PathBuf| FileDevice::open(path, &options, Engine::Caller);
+    Ok(Claim {
+        _devices: paths.iter().map(open).collect::<Result<_, _>>()?,
+    })
 }
 
 /// Opens one device for reading a few blocks: no lock, no threads, no ring.

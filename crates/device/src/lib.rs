@@ -43,7 +43,8 @@ pub use block::{BlockDevice, DeviceInfo, Durability, Operation, Request, journal
 pub use buf::{AlignedBuf, Shared};
 pub use error::{Error, LostLabel, LostLabels};
 pub use file::{
-    Backend, Occupied, OpenOptions, check_distinct, create_image, has_poll_queues, open_devices,
+    Backend, Claim, Occupied, OpenOptions, check_distinct, claim, create_image, has_poll_queues,
+    open_devices,
 };
 pub use labels::{LabelRepair, feature_text, label_features, label_name, name_bytes};
 pub use latency::{Latency, LatencyDevice, Stall};
@@ -57,5 +58,5 @@ pub use uring::polled::ReapRing;
 pub use uring::raw::{Completion, RawQueue};
 pub use uuid::{new_uuid, parse_uuid, uuid_text};
 pub use vectored::{Scattered, Vectored};
-pub use when_free::open_when_free;
+pub use when_free::{claim_when_free, open_when_free};
 pub use writer::Writer;

@@ -1,6 +1,6 @@
 //! Devices that somebody has in use who may be gone.
 
-use crate::{BlockDevice, Error, OpenOptions, open_devices};
+use crate::{BlockDevice, Claim, Error, OpenOptions, claim, open_devices};
 use base::clock;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -17,9 +17,21 @@ pub fn open_when_free(
     paths: &[PathBuf],
     options: &OpenOptions,
 ) -> Result<Vec<Arc<dyn BlockDevice>>, Error> {
+    when_free(|| open_devices(paths, options))
+}
+
+/// As [`claim`], but waits so.
+///
+/// # Errors
+/// Those of [`claim`]: [`Error::InUse`], when somebody still has it then.
+pub fn claim_when_free(paths: &[PathBuf]) -> Result<Claim, Error> {
+    when_free(|| claim(paths))
+}
+
+fn when_free<T>(open: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
     let mut pauses = 0;
     loop {
-        match open_devices(paths, options) {
+        match open() {
             Err(Error::InUse { device }) if pauses < patience(Path::new(&device)) => {
                 pauses += 1;
                 clock::nap(PAUSE_NS);

@@ -460,7 +460,8 @@ impl Bench<'_> {
     ) -> Result<Measured, Error> {
         match &self.below {
             Below::Disk(disk) => {
-                self.place.write_holes()?;
+                // The load claims it.
+                drop(self.place.first(1)?);
                 let load = OnDevice::open(disk.path(), series.kind, method, latencies)?;
                 self.measure(series, &load)
             }

@@ -236,7 +236,7 @@ impl<'a> Bench<'a> {
         )?;
         let devices = match place.devices().is_empty() {
             true => place.written(options.devices as u64)?,
-            false => place.array()?,
+            false => place.all(),
         };
         Ok(Bench {
             options,
@@ -295,6 +295,7 @@ impl<'a> Bench<'a> {
         };
         match who {
             Who::Raw => {
+                let _claim = self.place.claim(self.options.devices)?;
                 let below = |deed: Deed| OnDevices {
                     plan,
                     paths: &self.devices.paths,
@@ -310,7 +311,11 @@ impl<'a> Bench<'a> {
                     peak: None,
                 })
             }
-            Who::Sheaf(way) => self.sheaf(plan, *way),
+            Who::Sheaf(way) => {
+                // It makes one of its own.
+                drop(self.place.claim(self.options.devices)?);
+                self.sheaf(plan, *way)
+            }
             Who::Kernel(kernel, way) => self.kernel(plan, *kernel, *way),
         }
     }

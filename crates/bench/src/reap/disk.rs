@@ -1,7 +1,7 @@
 //! The policies on a file or a device of the machine, and `fio` beside them where it is installed.
 //!
 //! Three of this process, one for each policy, share it, two more where it has queues that are polled, and fio opens it again. What is there already is read only, unless its owner has
-//! said that it may be overwritten: then it is claimed, and one that holds something known is refused.
+//! said that it may be overwritten: then it is claimed until the end, and one that holds something known is refused.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,7 +13,7 @@ use device::{BlockDevice, Durability, OpenOptions, ReapRing, Reaping};
 use serde_json::Value;
 
 use super::{BYTES_MAX, Buffers, Findings, Group, Options, Series, Window, measure};
-use crate::target::{Place, Remedies, Storage, program_exists};
+use crate::target::{Place, Remedies, Storage, claim_unused, program_exists};
 use crate::{Error, interrupt};
 
 /// Size of the file.
@@ -63,7 +63,7 @@ pub(super) fn run(options: &Options, progress: &dyn Fn(&str)) -> Result<Findings
 pub(super) fn given(options: &Options, progress: &dyn Fn(&str)) -> Result<Findings, Error> {
     let path = options.device.clone().unwrap_or_default();
     let claim = match options.overwrite {
-        true => Some(claim(&path)?),
+        true => Some(claim_unused(std::slice::from_ref(&path))?),
         false => None,
     };
     let depths = options.depths.iter();
@@ -78,18 +78,6 @@ pub(super) fn given(options: &Options, progress: &dyn Fn(&str)) -> Result<Findin
         groups,
     };
     sides(&subject, options, progress)
-}
-
-/// Keeps others from what will be overwritten.
-fn claim(path: &Path) -> Result<Vec<Arc<dyn BlockDevice>>, Error> {
-    let devices = device::open_devices(&[path.to_owned()], &OpenOptions::default())?;
-    if let Some(known) = device::probe(path) {
-        return Err(Error::Usage(format!(
-            "{} holds {known}, and is not overwritten: wipe it before",
-            path.display()
-        )));
-    }
-    Ok(devices)
 }
 
 /// Policies, and the rings on which they have what they wait for.

@@ -1,6 +1,7 @@
 //! The sides of a comparison: the calls that workloads make ([`Side`]), by Sheaf in this
 //! process and by the system calls on any mounted file system; and how each side is set up.
 
+mod claim;
 mod disk;
 mod in_process;
 mod kernel;
@@ -18,6 +19,7 @@ use base::thread::cpu_count;
 use crate::Error;
 use crate::runner::Background;
 
+pub(crate) use claim::claim_unused;
 pub use disk::Disk;
 pub use in_process::{Arrangement, InProcess};
 pub use kernel::{Kernel, KernelMount};

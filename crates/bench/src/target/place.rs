@@ -6,15 +6,22 @@
 //! 2. Mounts are made in a mount table of this process's own, so that nobody else sees them
 //!    and that they, and the loop devices below them, end with the process, however it ends: a daemon of
 //!    Sheaf, which has that table, too, ends with it. A kill leaves the folder, and what is in it where no tmpfs of ours covers it.
+//! 3. Devices that are given are claimed, all of them, before anything else is done, and again each time before a side gets them
+//!    ([`Place::claim`]). The claim is given up for a side that makes one of its own, as Sheaf, `mkfs` and mounts do; sides that write
+//!    to devices themselves do it under the claim. Between sides nobody claims them: who takes one then, and not just for the moment in
+//!    which a mount of ours ends, has the next side fail.
+//! 4. Of these, those that a side got are wiped at the end, under a claim, and no others: one that somebody has taken is left alone.
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use device::Claim;
 use rustix::fs::{Advice, fadvise};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
+use super::claim::claim_unused;
 use super::disk::{self, Disk};
 use crate::Error;
 
@@ -135,6 +142,8 @@ pub struct Place {
     /// A tmpfs of ours covers `dir`.
     covered: bool,
     devices: Vec<PathBuf>,
+    /// So many of the first of these were for a side to write to.
+    handed: AtomicUsize,
     /// The loop device that they are stays as long as somebody has it open.
     attached: Vec<File>,
     /// Files below those.
@@ -176,10 +185,15 @@ impl Place {
                 remedies.root("to mount file systems (on loop devices that are set up for it)")
             );
         }
-        if let Storage::Devices(devices) = storage {
-            devices.iter().try_for_each(|path| refuse_used(path))?;
-            check_size(devices, bytes, mounts, remedies)?;
-        }
+        // Until the place is there.
+        let _claim = match storage {
+            Storage::Devices(devices) => {
+                let claim = claim_unused(devices)?;
+                check_size(devices, bytes, mounts, remedies)?;
+                Some(claim)
+            }
+            _ => None,
+        };
         if *storage == Storage::Memory {
             check_memory(bytes, remedies)?;
         }
@@ -207,6 +221,7 @@ impl Place {
             dir,
             covered: false,
             devices: Vec::new(),
+            handed: AtomicUsize::new(0),
             attached: Vec::new(),
             below: Vec::new(),
             written: Vec::new(),
@@ -299,7 +314,7 @@ impl Place {
         self.dir.join(name)
     }
 
-    /// The block devices that were given.
+    /// The block devices that were given, or loop devices in their place.
     pub fn devices(&self) -> &[PathBuf] {
         &self.devices
     }
@@ -324,10 +339,27 @@ impl Place {
         }
     }
 
-    /// The first of the devices that were given, so many of them.
+    /// The first of the devices that were given, so many of them, for a side that claims them itself.
     pub fn first(&self, count: usize) -> Result<Devices, Error> {
+        drop(self.claim(count)?);
         self.write_holes()?;
         Ok(Devices::given(self.devices[..count].to_vec()))
+    }
+
+    /// All of them, for who claims them each time.
+    pub fn all(&self) -> Devices {
+        Devices::given(self.devices.clone())
+    }
+
+    /// Keeps others from the first of the devices that were given, which will be written to (invariants 3 and 4). Of files, and of loop
+    /// devices, that were made here nobody else knows.
+    pub fn claim(&self, count: usize) -> Result<Option<Claim>, Error> {
+        if self.devices.is_empty() || !self.attached.is_empty() {
+            return Ok(None);
+        }
+        let claim = device::claim_when_free(&self.devices[..count])?;
+        self.handed.fetch_max(count, Ordering::Relaxed);
+        Ok(Some(claim))
     }
 
     /// What a kernel file system is made on: the first device, or a fresh image file.
@@ -442,24 +474,12 @@ fn check_size(
     }
 }
 
-/// A device whose content somebody may want is none to measure on.
-fn refuse_used(path: &Path) -> Result<(), Error> {
-    match device::probe(path) {
-        None => Ok(()),
-        Some(found) => Err(Error::Unable(format!(
-            "{} holds {found}; a benchmark overwrites its devices: wipe it (wipefs --all), or \
-             give another",
-            path.display()
-        ))),
-    }
-}
-
 impl Drop for Place {
     fn drop(&mut self) {
-        // The content of a loop device goes with its file.
-        for device in self.devices.iter().filter(|_| self.attached.is_empty()) {
+        // Loop devices of ours are not among them: their content goes with its file.
+        for device in &self.devices[..*self.handed.get_mut()] {
             if let Err(error) = wipe(device) {
-                tracing::warn!("{}: not wiped: {error}", device.display());
+                tracing::warn!("not wiped, and may hold what the benchmark wrote: {error}");
             }
         }
         if self.covered
@@ -473,15 +493,19 @@ impl Drop for Place {
     }
 }
 
-/// Zeros where file systems put what they are known by.
-fn wipe(path: &Path) -> std::io::Result<()> {
+/// Zeros where file systems put what they are known by, unless somebody else has the device by now.
+fn wipe(path: &PathBuf) -> Result<(), Error> {
     use std::os::unix::fs::FileExt;
-    let mut file = std::fs::OpenOptions::new().write(true).open(path)?;
-    let bytes = file.seek(SeekFrom::End(0))?;
-    let zeros = vec![0; SIGNATURES.min(bytes) as usize];
-    file.write_all_at(&zeros, 0)?;
-    file.write_all_at(&zeros, bytes - zeros.len() as u64)?;
-    file.sync_all()
+    let _claim = device::claim_when_free(std::slice::from_ref(path))?;
+    let write = || {
+        let mut file = File::options().write(true).open(path)?;
+        let bytes = file.seek(SeekFrom::End(0))?;
+        let zeros = vec![0; SIGNATURES.min(bytes) as usize];
+        file.write_all_at(&zeros, 0)?;
+        file.write_all_at(&zeros, bytes - zeros.len() as u64)?;
+        file.sync_all()
+    };
+    write().map_err(|e| Error::io(path, e))
 }
 
 /// Devices of one side; image files among them go with the value.
@@ -493,7 +517,7 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Writes so many bytes of each, from the start on.
+    /// Writes so many bytes of each, from the start on. Those that were given are claimed by the caller.
     pub fn fill(&self, bytes: u64) -> Result<(), Error> {
         for path in &self.paths {
             let opened = File::options().write(true).open(path);

@@ -250,7 +250,8 @@ impl Interface {
     }
 }
 
-/// Opens each for direct I/O, also where that is buffered below, as it is in an old tmpfs.
+/// Opens each for direct I/O, also where that is buffered below, as it is in an old tmpfs. Claims nothing: who writes to devices that
+/// were given has claimed them ([`super::Place::claim`]).
 pub fn open_direct(paths: &[PathBuf]) -> Result<Vec<File>, Error> {
     let open = |path: &PathBuf| {
         let flags = |flags: i32| {

@@ -96,7 +96,7 @@ pub struct BenchOptions {
     /// case, in /var/tmp
     #[arg(long, value_name = "FOLDER", conflicts_with = "device")]
     pub dir: Option<PathBuf>,
-    /// Use these block devices, which must hold nothing known: each side in turn makes its file
+    /// Use these block devices, which must hold nothing known and be used by nobody: each side in turn makes its file
     /// system on them, over that of the one before, a kernel file system on the first, or on all if it is one that spreads; all
     /// content is lost
     #[arg(long, value_name = "DEVICE", num_args = 1..)]
@@ -367,7 +367,7 @@ pub struct BenchArray {
     /// Have loop devices over the files of --dir
     #[arg(long = "loop", requires = "dir")]
     pub on_loop: bool,
-    /// Use these block devices, which must hold nothing known; all content is lost
+    /// Use these block devices, which must hold nothing known and be used by nobody; all content is lost
     #[arg(long, value_name = "DEVICE", num_args = 1..)]
     pub device: Vec<PathBuf>,
     /// Memory that Sheaf may take, instead of a quarter and at most 1 GiB

@@ -3,7 +3,7 @@
 use crate::fixture::{CLAIMS, UNEQUAL, create, noise};
 use device::{
     AlignedBuf, Array, ArrayId, Backend, Durability, Error, Io, Occupied, OpenOptions, Reaping,
-    companions, create_image, find_members, open_devices, probe, scan,
+    claim, companions, create_image, find_members, open_devices, probe, scan,
 };
 use format::label::Label;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -397,6 +397,30 @@ fn file_systems_with_one_name_are_told_apart_by_uuid() {
         let found = find_members(&ArrayId::Uuid(uuid), &candidates).unwrap();
         assert_eq!(found, images.paths);
     }
+}
+
+#[test]
+fn a_claim_keeps_others_out_and_writes_nothing() {
+    let _claims = CLAIMS.lock();
+    let images = Images::new(&UNEQUAL);
+    let before = std::fs::read(&images.paths[1]).unwrap();
+    let options = OpenOptions::default();
+    let in_use = |error| matches!(error, Some(Error::InUse { .. }));
+    let held = open_devices(&images.paths[1..2], &options).unwrap();
+    assert!(in_use(claim(&images.paths).err()));
+    drop(held);
+    // Nothing is left of one that failed.
+    let all = claim(&images.paths).unwrap();
+    for path in &images.paths {
+        let path = std::slice::from_ref(path);
+        assert!(in_use(open_devices(path, &options).err()));
+        assert!(in_use(claim(path).err()));
+    }
+    drop(all);
+    let twice = [&images.paths[0], &images.paths[0]].map(Clone::clone);
+    assert!(matches!(claim(&twice), Err(Error::GivenTwice { .. })));
+    assert!(claim(&images.paths).is_ok());
+    assert!(std::fs::read(&images.paths[1]).unwrap() == before);
 }
 
 /// Who named a file system once was told to name each device once.
