@@ -80,6 +80,13 @@ pub struct TestArgs {
     keep: bool,
 }
 
+impl TestArgs {
+    /// Suites on a mount follow the tests, of the binary as users run it.
+    fn needs_release(&self) -> bool {
+        self.only.is_empty() && !self.quick && self.against.is_none() && self.sheaf.is_none()
+    }
+}
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = process::catch_interrupts().and_then(|()| match cli.command {

@@ -1,8 +1,9 @@
 //! What cargo checks: formatting, lints, the unit tests; and the release build.
 
 use std::collections::BTreeMap;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::exclusions::Exclusions;
@@ -58,6 +59,11 @@ pub fn unit_tests(args: &TestArgs, suite: &mut Suite) -> Fallible<()> {
         root: crate::packages::is_root(),
         mounts: !args.quick,
     };
+    // Compilers and tests leave a CPU idle now and then: time enough for the build that the suites on a mount begin with.
+    let _release = match args.needs_release() {
+        true => Some(Aside::start(&RELEASE)?),
+        false => None,
+    };
     let skipped = process::target_dir().join("xtask/skipped");
     let all = ["test", "--workspace", "--no-fail-fast"];
     tests(suite, "unit", &all, &expected, &skipped)?;
@@ -65,6 +71,36 @@ pub fn unit_tests(args: &TestArgs, suite: &mut Suite) -> Fallible<()> {
     let recording = "test -p sheaf-base -p sheaf-bench --features trace --lib --no-fail-fast -- atomic:: scale:: spares:: sync:: thread:: trace::";
     let recording: Vec<&str> = recording.split(' ').collect();
     tests(suite, "unit-trace", &recording, &expected, &skipped)
+}
+
+/// A build of what is needed later, by whatever CPU time others leave. Who needs it builds it again, which tells whether it
+/// succeeded; this ends with the wait for it.
+struct Aside(std::process::Child);
+
+impl Aside {
+    fn start(arguments: &[&str]) -> Fallible<Aside> {
+        let mut command = Command::new("nice");
+        command
+            .args(["-n", "19", "cargo"])
+            .args(arguments)
+            .current_dir(process::source_dir())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0);
+        let started = command.spawn();
+        Ok(Aside(
+            started.map_err(|e| format!("cannot start nice: {e}"))?,
+        ))
+    }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        if let Err(error) = process::wait(&mut self.0, LIMIT) {
+            eprintln!("xtask: a build aside: {error}");
+        }
+    }
 }
 
 /// What tests may be expected to find.
@@ -148,10 +184,13 @@ fn count(output: &str) -> (usize, usize) {
     sums
 }
 
+/// Arguments of cargo.
+const RELEASE: [&str; 4] = ["build", "--release", "--package", "sheaf-cli"];
+
 /// Builds the binary as users run it and returns its path.
 pub fn build_release() -> Fallible<PathBuf> {
     println!("Building sheaf");
-    let mut command = cargo(&["build", "--release", "--package", "sheaf-cli"]);
+    let mut command = cargo(&RELEASE);
     process::run("build", &mut command, LIMIT)?.check("cargo build --release")?;
     Ok(process::target_dir().join("release/sheaf"))
 }
