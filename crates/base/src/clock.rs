@@ -15,8 +15,13 @@ pub struct Timestamp {
 const NS: i64 = 1_000_000_000;
 
 impl Timestamp {
-    /// So many seconds since the Unix epoch, negative before 1970, and nanoseconds below 1,000,000,000.
+    /// So many seconds since the Unix epoch, negative before 1970, and nanoseconds below 1,000,000,000: more count as one less than that, as there is no such time, and
+    /// devices hold none.
     pub const fn new(sec: i64, nsec: u32) -> Timestamp {
+        let nsec = match (nsec as i64) < NS {
+            true => nsec,
+            false => NS as u32 - 1,
+        };
         Timestamp { sec, nsec }
     }
 

@@ -8,6 +8,7 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::ops::RangeInclusive;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -146,6 +147,8 @@ pub fn notify_service_manager(state: &str) -> io::Result<()> {
 pub struct PidFile {
     path: PathBuf,
     written: PathBuf,
+    /// Device and inode.
+    identity: (u64, u64),
     is_published: bool,
 }
 
@@ -160,9 +163,11 @@ impl PidFile {
             return Err(refused(&io::ErrorKind::IsADirectory.into()));
         }
         let (mut out, written) = create_beside(path).map_err(|error| refused(&error))?;
+        let meta = out.metadata().map_err(|error| refused(&error))?;
         let file = PidFile {
             path: path.to_owned(),
             written,
+            identity: (meta.dev(), meta.ino()),
             is_published: false,
         };
         writeln!(out, "{}", std::process::id()).map_err(|error| refused(&error))?;
@@ -195,11 +200,15 @@ fn create_beside(path: &Path) -> io::Result<(File, PathBuf)> {
 
 impl Drop for PidFile {
     fn drop(&mut self) {
-        // What else is at its place is another daemon's.
         let path = match self.is_published {
             true => &self.path,
             false => &self.written,
         };
+        // What else is at its place is another daemon's.
+        let there = std::fs::symlink_metadata(path);
+        if there.is_ok_and(|meta| (meta.dev(), meta.ino()) != self.identity) {
+            return;
+        }
         if let Err(error) = std::fs::remove_file(path)
             && error.kind() != io::ErrorKind::NotFound
         {
@@ -211,6 +220,23 @@ impl Drop for PidFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// It took the file of a daemon that had taken its place.
+    #[test]
+    fn a_pid_file_that_another_daemon_has_replaced_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pid");
+        let mut first = PidFile::prepare(&path).unwrap();
+        first.publish();
+        let mut second = PidFile::prepare(&path).unwrap();
+        second.publish();
+        drop(first);
+        assert!(path.exists());
+        drop(second);
+        assert!(!path.exists());
+        drop(PidFile::prepare(&path).unwrap());
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
 
     #[test]
     fn descriptors_that_arguments_name_are_kept() {

@@ -147,7 +147,8 @@ impl Offline {
             Err(error) => return Err(failed(error)),
             Ok(attr) => {
                 let flags = libc::O_RDWR | libc::O_TRUNC;
-                let file = self.fs.open_file(attr.ino, flags).map_err(failed)?;
+                let file = self.fs.open_file_as(&self.who, attr.ino, flags);
+                let file = file.map_err(failed)?;
                 (attr, file)
             }
         };

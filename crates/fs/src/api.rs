@@ -16,7 +16,7 @@ pub struct Caller {
     pub gid: u32,
     /// Permission bits that new files do not get, unless a default ACL says otherwise.
     pub umask: u32,
-    /// May do what root may: keeps set-id bits, sets trusted attributes.
+    /// May do what root may: keeps set-id bits.
     pub privileged: bool,
     /// The file's group is among the caller's supplementary groups, as far as known.
     pub in_group: bool,

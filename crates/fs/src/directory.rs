@@ -226,7 +226,7 @@ impl FileSystem {
         let parent = parent.into();
         for _ in 0..LOOKS {
             let attr = self.lookup(parent, name)?;
-            if let Some(opened) = self.open_found(&attr, flags)? {
+            if let Some(opened) = self.open_found(&attr, |ino| self.open_file(ino, flags))? {
                 return Ok(opened);
             }
         }
@@ -237,11 +237,11 @@ impl FileSystem {
     pub(crate) fn open_found(
         &self,
         found: &Attr,
-        flags: i32,
+        open: impl Fn(Ino) -> Result<Arc<OpenFile>, Error>,
     ) -> Result<Option<(Attr, Arc<OpenFile>)>, Error> {
         // While we refer to it the number is not reused, and so stays what it is found to be.
         self.ref_inode(found.ino);
-        let opened = self.open_same(found, flags);
+        let opened = self.open_same(found, open);
         self.forget(found.ino, 1);
         match opened {
             Err(Error::Stale(_)) => Ok(None),
@@ -250,12 +250,16 @@ impl FileSystem {
     }
 
     /// Opens an inode if it is still the one that a look-up found; the caller refers to the number.
-    fn open_same(&self, found: &Attr, flags: i32) -> Result<Option<(Attr, Arc<OpenFile>)>, Error> {
+    fn open_same(
+        &self,
+        found: &Attr,
+        open: impl Fn(Ino) -> Result<Arc<OpenFile>, Error>,
+    ) -> Result<Option<(Attr, Arc<OpenFile>)>, Error> {
         let same = |attr: &Attr| attr.generation == found.generation;
         if !same(&self.getattr(found.ino)?) {
             return Ok(None);
         }
-        let file = self.open_file(found.ino, flags)?;
+        let file = open(found.ino)?;
         let attr = self.getattr(found.ino)?;
         Ok(same(&attr).then_some((attr, file)))
     }

@@ -12,16 +12,30 @@ impl FileSystem {
     /// Opens a regular file; `flags` are `O_*`. `O_TRUNC` cuts it first, and takes set-id
     /// privileges away as a write would.
     pub fn open_file(&self, ino: Ino, flags: i32) -> Result<Arc<OpenFile>, Error> {
-        if self.read_only() && flags & libc::O_ACCMODE != libc::O_RDONLY {
-            return Err(Error::ReadOnly);
-        }
-        let file = self.files.open(&self.owners, ino, flags)?;
+        let file = self.open_uncut(ino, flags)?;
         if flags & libc::O_TRUNC != 0 {
             // First, as it may fail: the content is there still then.
             self.kill_privileges(ino)?;
             self.truncate(&Caller::root(), ino, 0)?;
         }
         Ok(file)
+    }
+
+    /// The same on somebody's behalf: `O_TRUNC` leaves set-id bits to whom [`FileSystem::truncate`] leaves them, and capabilities to nobody.
+    pub fn open_file_as(&self, who: &Caller, ino: Ino, flags: i32) -> Result<Arc<OpenFile>, Error> {
+        let file = self.open_uncut(ino, flags)?;
+        if flags & libc::O_TRUNC != 0 {
+            self.lose_capabilities(ino)?;
+            self.truncate(who, ino, 0)?;
+        }
+        Ok(file)
+    }
+
+    fn open_uncut(&self, ino: Ino, flags: i32) -> Result<Arc<OpenFile>, Error> {
+        if self.read_only() && flags & libc::O_ACCMODE != libc::O_RDONLY {
+            return Err(Error::ReadOnly);
+        }
+        self.files.open(&self.owners, ino, flags)
     }
 
     /// Ends the use of a handle that others may have, too. What is asked of a context or a future by it from now on fails with

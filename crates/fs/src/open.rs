@@ -36,7 +36,7 @@ impl FileSystem {
     /// Opens the regular file that a path leads to from a directory, or from the root if it begins with a slash, and tells its attributes.
     /// `flags` are `O_*`, as for open(2): with `O_CREAT` a file that is not there is made, with the permission bits of `mode`, also where
     /// a symbolic link leads, and with `O_EXCL` nothing else is opened; `O_NOFOLLOW` does not follow a link that is the last name. The directories of the path
-    /// must be there. Permissions are the caller's affair: nothing is refused for them.
+    /// must be there. Permissions are the caller's affair: nothing is refused for them. `O_TRUNC` is as for [`FileSystem::open_file_as`].
     ///
     /// What it made is durable after an fsync of the file.
     ///
@@ -82,7 +82,7 @@ impl FileSystem {
                 return Err(Error::Exists);
             }
             if !found.is_symlink() {
-                match self.open_found(&found, flags)? {
+                match self.open_found(&found, |ino| self.open_file_as(who, ino, flags))? {
                     Some(opened) => return Ok(opened),
                     None => continue,
                 }

@@ -428,7 +428,7 @@ fn setattr(input: &abi::SetattrIn) -> SetAttributes {
         } else if has(now_bit) {
             Some(SetTime::Now)
         } else {
-            Some(SetTime::At(timestamp(sec, nsec)))
+            Some(SetTime::At(Timestamp::new(sec, nsec)))
         }
     };
     SetAttributes {
@@ -438,14 +438,10 @@ fn setattr(input: &abi::SetattrIn) -> SetAttributes {
         size: has(fattr::SIZE).then_some(input.size),
         atime: time(fattr::ATIME, fattr::ATIME_NOW, input.atime, input.atimensec),
         mtime: time(fattr::MTIME, fattr::MTIME_NOW, input.mtime, input.mtimensec),
-        ctime: has(fattr::CTIME).then_some(timestamp(input.ctime, input.ctimensec)),
+        ctime: has(fattr::CTIME).then_some(Timestamp::new(input.ctime, input.ctimensec)),
         handle: has(fattr::FH).then_some(input.fh),
         kill_suid_sgid: has(fattr::KILL_SUIDGID),
     }
-}
-
-fn timestamp(sec: i64, nsec: u32) -> Timestamp {
-    Timestamp::new(sec, nsec.min(999_999_999))
 }
 
 fn rename<'a>(body: &mut Body<'a>, new_parent: u64, flags: u32) -> Option<Operation<'a>> {

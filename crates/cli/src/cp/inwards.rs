@@ -284,7 +284,8 @@ impl<'a> Inwards<'a> {
         match found {
             Some(attr) => {
                 let flags = libc::O_RDWR | libc::O_TRUNC;
-                Ok((attr.ino, fs.open_file(attr.ino, flags).map_err(failed)?))
+                let opened = fs.open_file_as(&self.copy.who, attr.ino, flags);
+                Ok((attr.ino, opened.map_err(failed)?))
             }
             None => {
                 let flags = libc::O_RDWR;

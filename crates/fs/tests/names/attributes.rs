@@ -2,7 +2,7 @@
 
 use crate::world::World;
 use base::rng::Rng;
-use fs::{Caller, Error, FileSystem, Ino, ROOT, SetAttr};
+use fs::{Caller, Error, FileSystem, Ino, ROOT, SetAttr, SetTime, Timestamp};
 use std::collections::BTreeMap;
 
 fn root() -> Caller {
@@ -249,6 +249,57 @@ fn set_id_bits_follow_the_rules() {
     assert_eq!((f.gid, f.uid, f.mode & 0o7777), (42, 1000, 0o755));
     let sub = fs.mkdir(&user, dir, b"sub", 0o755).unwrap();
     assert_eq!((sub.gid, sub.mode & 0o7777), (42, 0o2755));
+}
+
+/// An open that cuts took them from root, and left set-group-ID to who is not in the group.
+#[test]
+fn set_id_bits_that_an_open_with_a_cut_leaves_are_those_of_a_cut() {
+    let fs = World::new(1, 256 << 20, 1).open();
+    let flags = libc::O_WRONLY | libc::O_TRUNC;
+    let left = |who: &Caller, bits| {
+        let ino = file(&fs, "f", 0o644).ino;
+        let set = SetAttr {
+            mode: Some(bits),
+            gid: Some(7),
+            ..SetAttr::default()
+        };
+        fs.setattr(&root(), ino, &set).unwrap();
+        fs.setxattr(&root(), ino, b"security.capability", &[1; 20], 0)
+            .unwrap();
+        fs.open_path(who, ROOT, b"/f", flags, 0).unwrap();
+        let mode = fs.getattr(ino).unwrap().mode & 0o7777;
+        let attributes = fs.listxattr(ino).unwrap();
+        fs.unlink(&root(), ROOT, b"f").unwrap();
+        (mode, attributes.len())
+    };
+    assert_eq!(left(&root(), 0o6755), (0o6755, 0));
+    assert_eq!(left(&Caller::user(1, 1), 0o6755), (0o755, 0));
+    assert_eq!(left(&Caller::user(1, 1), 0o2644), (0o644, 0));
+    assert_eq!(left(&Caller::user(1, 7), 0o2644), (0o2644, 0));
+}
+
+/// Its inode could not be read again, nor the journal be replayed that had it.
+#[test]
+fn a_time_that_there_is_not_is_the_last_of_its_second() {
+    let world = World::new(1, 256 << 20, 1);
+    let fs = world.open();
+    let ino = file(&fs, "f", 0o644).ino;
+    for nsec in [1_000_000_000, (1 << 30) - 2, u32::MAX] {
+        let time = SetTime::At(Timestamp::new(5, nsec));
+        let set = SetAttr {
+            atime: Some(time),
+            mtime: Some(time),
+            ..SetAttr::default()
+        };
+        fs.setattr(&root(), ino, &set).unwrap();
+    }
+    fs.sync().unwrap();
+    fs.close().unwrap();
+    let fs = world.open();
+    let attr = fs.lookup(ROOT, b"f").unwrap();
+    for time in [attr.atime, attr.mtime] {
+        assert_eq!((time.sec(), time.nsec()), (5, 999_999_999));
+    }
 }
 
 /// Root's group is no group of everybody.
