@@ -4,7 +4,7 @@
 //!
 //! 1. close the epoch (E0), and take all dirty lists;
 //! 2. workers encode each dirty node under its shared lock, or fold and encode it under its exclusive one, and
-//!    write packed segments;
+//!    write packed segments; a repair's do so twice, first with what inodes have that had no image;
 //! 3. make the journal durable through Ef, the newest epoch that an image can hold (R3);
 //! 4. enter the images into the node table, write changed table pages and the space tables,
 //!    flush;
@@ -72,7 +72,8 @@ pub(crate) struct CheckpointState {
     /// Words of the store's user, as the next record has them.
     pub user: [u64; USER_WORDS],
     /// Images are durable before any page of the table names them: where no record is left a repair goes by the newest pages that it
-    /// finds, and the one that wrote them may have been interrupted.
+    /// finds, and the one that wrote them may have been interrupted. It goes by the newest images, too: none of an inode is durable before
+    /// those of the new nodes that it has.
     pub images_first: bool,
 }
 
@@ -332,11 +333,11 @@ impl<C: Content> Store<C> {
         let sequence = state.sequence + 1;
         // Step 2.
         let flush_failures = self.array.flush_failures();
-        let (captured, bytes) = self.capture(dirty, sequence)?;
-        report.bytes = bytes;
-        if state.images_first {
-            self.array.flush()?;
-        }
+        let captured = match state.images_first {
+            true => self.capture_in_order(dirty, sequence, report)?,
+            false => self.capture(dirty, sequence, None, report)?,
+        };
+        debug_assert_eq!(captured.iter().map(Vec::len).sum::<usize>(), dirty.nodes());
         // Step 3: nothing captured so far is newer than the epoch open now.
         let (image_epoch, reach) = match planted(Canary::ImagesAheadOfLog) {
             true => (e0, anchor),
@@ -443,13 +444,40 @@ impl<C: Content> Store<C> {
         }
     }
 
-    /// Folds, encodes and writes the dirty nodes with N workers that share no lock but the
+    /// Captures all, and makes them durable; first the new nodes that inodes have. A tree that is made anew is made of such, and its inode's
+    /// newest image is worth nothing without them, while the former nodes are named by none that counts.
+    fn capture_in_order(
+        &self,
+        dirty: &Changed<C>,
+        sequence: u64,
+        report: &mut CheckpointReport,
+    ) -> Result<Vec<Vec<Captured>>, Error> {
+        let mut captured = self.capture(dirty, sequence, Some(true), report)?;
+        self.array.flush()?;
+        let others = self.capture(dirty, sequence, Some(false), report)?;
+        self.array.flush()?;
+        for (part, mut others) in captured.iter_mut().zip(others) {
+            part.append(&mut others);
+            part.sort_by_key(|one| one.nid);
+        }
+        Ok(captured)
+    }
+
+    /// An owned node that has no image.
+    fn is_new(&self, one: &Dirty<C>) -> Result<bool, Error> {
+        let owned = one.cell.header.is_owned();
+        Ok(owned && self.table.entry(one.nid)?.place.is_none())
+    }
+
+    /// Folds, encodes and writes dirty nodes, or those that are `new` or not, with N workers that share no lock but the
     /// segment table's, and hold no node's while they write; returns what was captured of each part.
     fn capture(
         &self,
         dirty: &Changed<C>,
         sequence: u64,
-    ) -> Result<(Vec<Vec<Captured>>, u64), Error> {
+        new: Option<bool>,
+        report: &mut CheckpointReport,
+    ) -> Result<Vec<Vec<Captured>>, Error> {
         let parts = dirty.parts.len();
         let next = AtomicUsize::new(0);
         // Each writes whole blocks, and leaves a segment open.
@@ -460,31 +488,35 @@ impl<C: Content> Store<C> {
                 Packer::new(&self.segments, &self.space, &self.array, worker, sequence);
             let mut captured = Vec::new();
             while let Some(part) = claim(&next, parts) {
-                captured.push((part, self.capture_part(dirty, part, &mut packer)?));
+                captured.push((part, self.capture_part(dirty, part, new, &mut packer)?));
             }
             Ok::<_, Error>((captured, packer.finish()?))
         });
         base::trace::joined();
-        let (mut all, mut bytes) = (Vec::with_capacity(parts), 0);
+        let mut all = Vec::with_capacity(parts);
         for result in results {
             let (mut captured, written) = result?;
             all.append(&mut captured);
-            bytes += written;
+            report.bytes += written;
         }
         all.sort_unstable_by_key(|(part, _)| *part);
-        let all: Vec<_> = all.into_iter().map(|(_, captured)| captured).collect();
-        debug_assert_eq!(all.iter().map(Vec::len).sum::<usize>(), dirty.nodes());
-        Ok((all, bytes))
+        Ok(all.into_iter().map(|(_, captured)| captured).collect())
     }
 
     fn capture_part(
         &self,
         dirty: &Changed<C>,
         part: usize,
+        new: Option<bool>,
         packer: &mut Packer<'_>,
     ) -> Result<Vec<Captured>, Error> {
         base::trace::mark("capture");
-        let nodes = dirty.part(part);
+        let mut nodes = dirty.part(part);
+        if let Some(new) = new {
+            let is_new = nodes.iter().map(|one| self.is_new(one));
+            let mut is_new = is_new.collect::<Result<Vec<_>, _>>()?.into_iter();
+            nodes.retain(|_| is_new.next() == Some(new));
+        }
         let mut captured = Vec::with_capacity(nodes.len());
         let enough = SETTLED.min(self.dirty.limit / 16) as u64;
         let mut refunds = Charge::default();

@@ -201,7 +201,8 @@ impl<C: Content> Salvage<C> {
         // Each packer leaves a segment of its own, and none fills one by less than an item and its padding.
         let within = geometry.segment_bytes() - ITEM_MAX - BLOCK_SIZE;
         let segments = |bytes: usize| bytes.div_ceil(within);
-        let needed = segments(images) + segments(pages) + segments(space) + 2 * store.packers() + 1;
+        // The packers of images come twice.
+        let needed = segments(images) + segments(pages) + segments(space) + 3 * store.packers() + 1;
         let room = store.free_meta_bytes() / geometry.segment_bytes() as i64;
         match needed as i64 <= room {
             true => Ok(()),
