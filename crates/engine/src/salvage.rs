@@ -15,7 +15,7 @@
 //!    older state of what is lost, unless the lost page can be made anew of them ([`anew`]). Of a lost
 //!    leaf page, its nodes are found: the newest image of each, unless an old copy of the page knows of
 //!    a later state or deletion. Without a segment table the scan reads what metadata has left behind in chunks that became
-//!    data, too, by the table or by the journal (`docs/decisions/0038`): a page there is not the last one, and an image is taken from there into memory, so that the chunk stays data.
+//!    data, too, by the table or by the journal (`docs/decisions/0038`): a page there, or one that names an image there, is not the last one, and an image is taken from there into memory, so that the chunk stays data.
 //! 3. Replay in memory. Of a node that the journal creates or deletes, what precedes the last time that it does is not
 //!    needed: neither an image, which may have rotted, nor, where a page of the table is lost, its version. Any other node
 //!    that replay cannot bring up to date is dropped, because an older state of it may refer to what has another owner since.
@@ -242,9 +242,13 @@ impl<C: Content> Salvage<C> {
         let limit = base.record.map_or(u64::MAX, |r| r.sequence.get());
         let wanted = Wanted { all, lost: &lost };
         let since = match space {
-            None if !all => base.data_since(),
-            _ => BTreeSet::new(),
+            None => base.data_since(),
+            Some(_) => BTreeSet::new(),
         };
+        if all {
+            // Should this repair be interrupted, what it wrote there would not count.
+            self.kept_chunks.extend(&since);
+        }
         let mut known = self.data_chunks(|leaf| !wanted.leaf(leaf))?;
         known.extend(&since);
         let live = space.map(|s| &s.live);
@@ -295,8 +299,11 @@ impl<C: Content> Salvage<C> {
             if !free || scan.is_outdated(*id) {
                 continue;
             }
-            // One that metadata has left behind is not the last.
-            match rebuilt.is_data(&self.store, leaf.found.pointer.place()) {
+            // One that metadata has left behind is not the last, nor is one that names what it has left behind.
+            let place = leaf.found.pointer.place();
+            let named = leaf.entries.iter().map(|entry| entry.place);
+            let mut places = named.filter(|place| !place.is_none()).chain([place]);
+            match places.any(|place| rebuilt.is_data(&self.store, place)) {
                 true => drop(leaves.insert(*id)),
                 false => {
                     self.store.table.restore_leaf(*id, leaf.found.pointer)?;
@@ -813,14 +820,21 @@ impl Base {
     }
 
     /// Chunks whose space maps the journal names: they have become data since the last checkpoint, or were data then, and
-    /// nothing that it reaches lies there (R4).
+    /// nothing that it reaches lies there (R4). Without a record the batches are of before it as well, and what lies in a chunk whose
+    /// map was deleted may be what metadata has put there since.
     fn data_since(&self) -> BTreeSet<u32> {
         let mut chunks = BTreeSet::new();
         for records in &self.batches {
             let parsed = parse_records(records, |entries| {
-                let changes = entries.iter().filter(|e| e.action != Action::Sum);
-                let maps = changes.filter_map(|entry| entry.nid.checked_sub(SPACE_MAP_FIRST));
-                chunks.extend(maps.map(|chunk| chunk as u32));
+                for entry in entries.iter().filter(|e| e.action != Action::Sum) {
+                    let Some(chunk) = entry.nid.checked_sub(SPACE_MAP_FIRST) else {
+                        continue;
+                    };
+                    match entry.action == Action::Delete && self.record.is_none() {
+                        true => chunks.remove(&(chunk as u32)),
+                        false => chunks.insert(chunk as u32),
+                    };
+                }
                 Ok(())
             });
             // It is replayed up to there.

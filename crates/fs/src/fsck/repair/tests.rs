@@ -798,14 +798,25 @@ fn lose_pages_and_tables(world: &World, sub: Nid) -> Vec<u8> {
     bytes
 }
 
-/// Only the journal says that data is there: what metadata had left there made a chunk of metadata of it all the same.
+/// Damages all copies of the checkpoint record.
+fn lose_records(world: &World) {
+    let tail = (64 << 20) - format::label::TAIL_BLOCKS * 4096 + 13 * 4096;
+    for place in [4096, 2 * 4096, tail, tail + 4096] {
+        world.device.poke(place + 100, &[0xEE; 8]);
+    }
+}
+
+/// Only the journal says that data is there: what metadata had left there made a chunk of metadata of it all the same, and that where there was no record still after the others.
 #[test]
 fn a_page_where_data_is_since_the_last_checkpoint_costs_no_file_its_data() {
-    for unreadable in [false, true] {
+    for (unreadable, record) in [(false, true), (true, true), (false, false), (true, false)] {
         let world = World::new();
         let sub = world.ino("/dir/sub");
         let chunk = new_data_chunk(&world);
         let bytes = lose_pages_and_tables(&world, sub);
+        if !record {
+            lose_records(&world);
+        }
         let last = chunk.end - 4096;
         match unreadable {
             false => world.device.poke(last, &bytes),
@@ -822,6 +833,59 @@ fn a_page_where_data_is_since_the_last_checkpoint_costs_no_file_its_data() {
         assert!(bytes_of(&world, "/new").iter().all(|byte| *byte == 3));
         assert!(exists(&world, "/dir/sub/inner"));
     }
+}
+
+/// An older page of the table says that an image is where data is by now, and there it is still.
+#[test]
+fn an_image_where_data_is_by_now_costs_no_file_its_data_though_a_page_names_it() {
+    let world = World::new();
+    let sub = world.ino("/dir/sub");
+    let chunk = new_data_chunk(&world);
+    let is = |header: &item::ItemHeader, kind: ItemKind, id: u64| {
+        header.kind == kind as u8 && header.id.get() == id
+    };
+    let newest = |kind: ItemKind, id: u64| {
+        let found = items(&world, |header| is(header, kind, id));
+        found.into_iter().max().unwrap()
+    };
+    let (_, at, len) = newest(ItemKind::Node, sub.0);
+    let mut image = vec![0; len];
+    world.device.peek(at, &mut image);
+    let left = chunk.end - 4096;
+    world.device.poke(left, &image);
+
+    let leaf = sub.0 / LEAF_NIDS;
+    let (version, at, len) = newest(ItemKind::TableLeaf, leaf);
+    let mut bytes = vec![0; len];
+    world.device.peek(at, &mut bytes);
+    let seed = world.device.checksum_seed();
+    let (_, page) = item::decode(seed, &bytes).unwrap();
+    let mut entries = format::table::decode_leaf(page).unwrap();
+    let place = item::Place {
+        byte: left - HEAD_BLOCKS * 4096,
+        len: image.len() as u32,
+    };
+    entries[(sub.0 % LEAF_NIDS) as usize].place = place.pack();
+    let mut older = Vec::new();
+    item::encode(
+        seed,
+        &mut older,
+        ItemKind::TableLeaf,
+        0,
+        leaf,
+        version,
+        |out| format::table::encode_leaf(&entries, out),
+    );
+    lose_pages_and_tables(&world, sub);
+    lose_records(&world);
+    world.device.poke(at, &older);
+    let report = repair(&world.array(false), &RepairOptions::default(), &|_| {}).unwrap();
+    assert_eq!(report.outcome, Outcome::Repaired, "{:#?}", report.actions);
+    assert_eq!(world.fsck().findings, []);
+    let holes = actions(&report, ActionKind::Hole, "/new");
+    assert_eq!(holes, Vec::<String>::new());
+    assert!(bytes_of(&world, "/new").iter().all(|byte| *byte == 3));
+    assert!(exists(&world, "/dir/sub/inner"));
 }
 
 /// Both were written: a power cut could have torn the good one, and where a device did not take that the repair failed.
