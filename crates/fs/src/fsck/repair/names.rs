@@ -17,6 +17,40 @@ use format::dir::COLLISION_BITS;
 use format::item::PAYLOAD_MAX;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
+/// Subdirectories that are known by their parents, and these, at most; but for those of one parent.
+const KNOWN_MAX: usize = 1 << 20;
+
+/// Which subdirectories some directories have names for, by number and generation: many may say that one directory is their parent, and
+/// to go through it for each takes too long where it is large.
+#[derive(Default)]
+pub(super) struct Subdirectories {
+    known: BTreeMap<Nid, HashSet<(Nid, u64)>>,
+    count: usize,
+}
+
+impl Subdirectories {
+    fn note(&mut self, dir: Nid, list: HashSet<(Nid, u64)>) -> &HashSet<(Nid, u64)> {
+        if self.count + list.len() >= KNOWN_MAX {
+            *self = Subdirectories::default();
+        }
+        self.count += list.len() + 1;
+        self.known.entry(dir).insert_entry(list).into_mut()
+    }
+
+    /// The directory has changed.
+    pub fn forget(&mut self, dir: Nid) {
+        if let Some(list) = self.known.remove(&dir) {
+            self.count -= list.len() + 1;
+        }
+    }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// How often a directory was gone through for the sake of one that says it is in it.
+    pub(super) static GONE_THROUGH: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
 /// Nodes that are looked at to tell what a tree is of: a forged one may have no end.
 pub(super) const LOOKS_MAX: usize = 1000;
 
@@ -68,6 +102,7 @@ impl Round<'_> {
             false,
             "its names were put in order",
         );
+        self.subdirectories.forget(dir);
         self.put_names(inode, &found, &kept)
     }
 
@@ -185,18 +220,27 @@ impl Round<'_> {
         Ok(true)
     }
 
-    /// Whether a directory has a name for an inode.
-    fn names(&self, dir: Nid, wanted: Nid) -> Result<bool, Error> {
+    /// Whether a directory has a name for another one.
+    fn names(&mut self, dir: Nid, wanted: Nid) -> Result<bool, Error> {
+        let generation = self.facts(wanted).map(|facts| facts.generation);
+        let wanted = generation.map(|generation| (wanted, generation));
+        if let Some(list) = self.subdirectories.known.get(&dir) {
+            return Ok(wanted.is_some_and(|wanted| list.contains(&wanted)));
+        }
         if !self.facts(dir).is_some_and(|facts| facts.is_dir()) || is_orphan_directory(dir) {
             return Ok(false);
         }
         let Some(FsNode::Inode(inode)) = self.load(dir)? else {
             return Ok(false);
         };
-        let list = self.names_of(dir, &inode)?;
-        let generation = self.facts(wanted).map(|facts| facts.generation);
-        let named = |name: &Name| name.nid == wanted && Some(name.generation) == generation;
-        Ok(list.iter().any(named))
+        #[cfg(test)]
+        GONE_THROUGH.set(GONE_THROUGH.get() + 1);
+        let names = self.names_of(dir, &inode)?;
+        let is_dir = |name: &&Name| self.facts(name.nid).is_some_and(|facts| facts.is_dir());
+        let below = names.iter().filter(is_dir);
+        let below = below.map(|name| (name.nid, name.generation)).collect();
+        let list = self.subdirectories.note(dir, below);
+        Ok(wanted.is_some_and(|wanted| list.contains(&wanted)))
     }
 
     /// The names of a directory, as far as they are there.

@@ -8,6 +8,7 @@
 use super::super::paths;
 use super::super::state::{Blocks, CLAIMED, Facts, INODE, WRONG};
 use super::super::{Check, Phase, Progress, contents};
+use super::names::Subdirectories;
 use super::{Action, ActionKind, Actions};
 use crate::Error;
 use crate::api::ROOT;
@@ -63,6 +64,7 @@ pub(super) struct Round<'r> {
     pub taken: Blocks,
     /// New parents of directories.
     pub parents: BTreeMap<Nid, Nid>,
+    pub subdirectories: Subdirectories,
     pub changed: bool,
 }
 
@@ -164,6 +166,7 @@ impl<'a> Rounds<'a> {
             paths: paths::resolve(&check, &findings),
             taken: Blocks::new(self.salvage.store().array().geometry()),
             parents: BTreeMap::new(),
+            subdirectories: Subdirectories::default(),
             check: &check,
             changed: false,
         };
@@ -304,11 +307,13 @@ impl Round<'_> {
 
     pub fn put(&mut self, nid: Nid, node: FsNode) -> Result<(), Error> {
         self.changed = true;
+        self.subdirectories.forget(nid);
         Ok(self.salvage.put(nid, node)?)
     }
 
     pub fn delete(&mut self, nid: Nid) -> Result<(), Error> {
         self.changed = true;
+        self.subdirectories.forget(nid);
         Ok(self.salvage.delete(nid)?)
     }
 

@@ -677,6 +677,29 @@ fn items(world: &World, is_it: impl Fn(&item::ItemHeader) -> bool) -> Vec<(u64, 
     found
 }
 
+/// All names of the other directory were gone through for each.
+#[test]
+fn many_directories_that_name_one_other_parent_cost_one_look_at_it() {
+    let world = World::new();
+    let (many, dir) = (world.ino("/many"), world.ino("/dir"));
+    let subdirectories: Vec<Nid> = world.change(|fs| {
+        let who = Caller::root();
+        let make = |i| fs.mkdir(&who, dir, format!("sub {i}").as_bytes(), 0o755);
+        (0..100).map(|i| make(i).unwrap().ino).collect()
+    });
+    let elsewhere = |nid: &Nid| (*nid, parent(many));
+    world.edit(subdirectories.iter().map(elsewhere).collect());
+    names::GONE_THROUGH.set(0);
+    let report = repair(&world.array(false), &RepairOptions::default(), &|_| {}).unwrap();
+    assert_eq!(names::GONE_THROUGH.get(), 1);
+    assert_eq!(report.outcome, Outcome::Repaired, "{:#?}", report.actions);
+    assert!(!report.lost());
+    assert_eq!(world.fsck().findings, []);
+    for (i, nid) in subdirectories.iter().enumerate() {
+        assert_eq!(world.ino(&format!("/dir/sub {i}")), *nid);
+    }
+}
+
 /// A chunk that metadata has given up keeps what was in it until data is written over that. A repair that found an image or a page of the node table there took all
 /// of the chunk for metadata, and made holes of what files have in it.
 #[test]
