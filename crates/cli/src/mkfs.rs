@@ -3,7 +3,7 @@
 
 use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::slice;
 use std::sync::Arc;
 
@@ -65,6 +65,36 @@ struct Claim<'a> {
     found: Option<&'static str>,
 }
 
+/// What the command has of what it names.
+#[derive(Default)]
+struct Claims<'a> {
+    all: Vec<Claim<'a>>,
+    /// An image that was created here and is not claimed, as long as that is so.
+    unclaimed: Option<(&'a PathBuf, Metadata)>,
+}
+
+impl Claims<'_> {
+    /// Removes the images that were created here.
+    fn remove_created(self) {
+        self.all.iter().for_each(remove_created);
+        // It may be that they had all the descriptors that there are, and the next one needs some.
+        drop(self.all);
+        let Some((path, created)) = self.unclaimed else {
+            return;
+        };
+        match claim(path, Some(created), false) {
+            Ok(claims) => claims.iter().for_each(remove_created),
+            // Somebody else has it.
+            Err(failure) if failure.is_of_device_in_use() => {}
+            Err(failure) => tracing::warn!(
+                "{}: created, and not removed: {}",
+                path.display(),
+                failure.message().unwrap_or_default()
+            ),
+        }
+    }
+}
+
 /// Makes the file system; an image file that was created here goes again on failure, and, where signals are caught, when one comes.
 pub fn make(args: &Mkfs) -> Result<Made, Failure> {
     let uuid = match &args.uuid {
@@ -73,10 +103,10 @@ pub fn make(args: &Mkfs) -> Result<Made, Failure> {
     };
     check_paths(args)?;
     check_size(args)?;
-    let mut claims = Vec::new();
-    let result = claim_all(args, &mut claims).and_then(|()| make_on(args, uuid, &claims));
+    let mut claims = Claims::default();
+    let result = claim_all(args, &mut claims).and_then(|()| make_on(args, uuid, &claims.all));
     if result.is_err() {
-        claims.iter().for_each(remove_created);
+        claims.remove_created();
     }
     result
 }
@@ -106,26 +136,40 @@ fn check_paths(args: &Mkfs) -> Result<(), Failure> {
 
 /// Claims the devices one after the other, and creates the image files that do not exist, where a size is given. What another process
 /// does to one of them it does before its claim, or finds it in use.
-fn claim_all<'a>(args: &'a Mkfs, claims: &mut Vec<Claim<'a>>) -> Result<(), Failure> {
+fn claim_all<'a>(args: &'a Mkfs, claims: &mut Claims<'a>) -> Result<(), Failure> {
     for (before, path) in args.devices.iter().enumerate() {
         interrupt::check()?;
         let created = create_image(args, path)?;
+        claims.unclaimed = created.clone().map(|created| (path, created));
         device::check_distinct(&args.devices[..=before])?;
-        for device in device::open_devices(slice::from_ref(path), &OpenOptions::default())? {
-            let found = match args.force && created.is_none() {
-                true => None,
-                false => found_on(path, device.as_ref())?,
-            };
-            let created = created.clone();
-            claims.push(Claim {
-                path,
-                device,
-                created,
-                found,
-            });
-        }
+        claims.all.append(&mut claim(path, created, args.force)?);
+        claims.unclaimed = None;
     }
     Ok(())
+}
+
+/// Claims one device or image, and looks at what it holds.
+fn claim(
+    path: &PathBuf,
+    created: Option<Metadata>,
+    force: bool,
+) -> Result<Vec<Claim<'_>>, Failure> {
+    let devices = device::open_devices(slice::from_ref(path), &OpenOptions::default())?;
+    let mut claims = Vec::new();
+    for device in devices {
+        let found = match force && created.is_none() {
+            true => None,
+            false => found_on(path, device.as_ref())?,
+        };
+        let created = created.clone();
+        claims.push(Claim {
+            path,
+            device,
+            created,
+            found,
+        });
+    }
+    Ok(claims)
 }
 
 /// Creates an image file if nothing is there.
@@ -343,7 +387,6 @@ fn discard(devices: &[Arc<dyn BlockDevice>]) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::PathBuf;
 
     fn claimed(devices: &[PathBuf], then: impl FnOnce(&mut Vec<Claim<'_>>)) {
         let args = Mkfs {
@@ -358,10 +401,10 @@ mod tests {
             quiet: true,
             json: false,
         };
-        let mut claims = Vec::new();
+        let mut claims = Claims::default();
         claim_all(&args, &mut claims).unwrap();
-        then(&mut claims);
-        claims.iter().for_each(remove_created);
+        then(&mut claims.all);
+        claims.remove_created();
     }
 
     /// A mkfs that failed removed whatever lay at the paths of the images that it had created.

@@ -26,6 +26,19 @@ fn an_image_that_may_not_be_as_large_is_not_made() {
     assert_eq!(fs::read_dir(array.dir.path()).unwrap().count(), 0);
 }
 
+/// The image that was created last, and could not be opened any more, was left.
+#[test]
+fn a_mkfs_that_runs_out_of_descriptors_leaves_no_image() {
+    for descriptors in 8..16 {
+        let array = Array::unmade(16);
+        let limit = format!("-n {descriptors}");
+        limited(&limit, &["mkfs", "--size", "64M"], &array.images)
+            .exits(OPERATIONAL)
+            .says("Too many open files");
+        assert_eq!(fs::read_dir(array.dir.path()).unwrap().count(), 0);
+    }
+}
+
 /// The daemon was gone at the first write behind the limit.
 #[test]
 fn a_device_that_may_not_be_written_is_an_error_of_that() {
