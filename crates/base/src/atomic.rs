@@ -3,16 +3,6 @@
 
 pub use std::sync::atomic::{Ordering, fence};
 
-/// A full fence behind accesses that were made under a lock which the caller took: whoever looks for these under that lock comes
-/// after it, or before the lock was taken, and taking a lock is a full fence by itself on x86-64.
-#[inline]
-pub fn fence_behind_lock() {
-    match cfg!(target_arch = "x86_64") {
-        true => std::sync::atomic::compiler_fence(Ordering::SeqCst),
-        false => fence(Ordering::SeqCst),
-    }
-}
-
 #[cfg(not(feature = "trace"))]
 pub use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 

@@ -298,13 +298,8 @@ impl FileSystem {
         self.files.finish_writes();
         self.listings.stop();
         self.files.stop();
-        self.files.refuse_writes();
         let told = self.files.losses_told();
-        let written = if self.store.read_only() {
-            Ok(())
-        } else {
-            self.files.write_back_all()
-        };
+        let written = self.files.end();
         self.store.close_with(|| {
             if written.is_ok() {
                 self.cookies.end(&self.store, self.times.floor());

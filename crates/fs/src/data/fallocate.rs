@@ -54,7 +54,7 @@ impl Files {
             _ => return Err(Error::Unsupported("this mode of fallocate")),
         };
         let state = &file.state;
-        let exclusive = self.lock_exclusive(state)?;
+        let exclusive = self.lock_to_change(state)?;
         self.touch(state, end)?;
         let changed = change(self, state, offset..end);
         self.note_ahead(state);
@@ -62,7 +62,7 @@ impl Files {
         if mode & libc::FALLOC_FL_PUNCH_HOLE == 0 && !keep_size && end > state.size() {
             self.set_size(state, end, &exclusive)?;
         }
-        self.check_open_still()
+        Ok(())
     }
 
     /// The body must be extents: what is in the cache goes home, an inline body and the tail move out.

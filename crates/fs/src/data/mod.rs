@@ -21,6 +21,10 @@
 //!    or plans a change of them reads nodes of it that are not in memory under the lock of the inode.
 //! 6. A sync does not wait for other files' data, but for one piece of it ([`pace`]).
 //! 7. A write that needs no record to go home leaves its pages to the threads of [`clean`]; all other dirty pages are write-back's.
+//! 8. Who changes content looks under the file's I/O lock whether the file system is being closed, and who writes content to the devices, under that lock as well, whether
+//!    that has ended ([`Files::end`], which has each lock after it has said so). What is on its way beside the lock, flights and streams' pieces, is refused and waited for before
+//!    ([`Files::finish_writes`]), and what a record vouches for is written by a commit, of which the store's end has the last. So a file system that has ended has all that was
+//!    not refused, and its devices change no more.
 
 mod advice;
 mod ahead;
@@ -66,11 +70,12 @@ pub(crate) use read::Going;
 
 use crate::content::FsNode;
 use crate::metrics::FileCounts;
+use crate::namespace::between_steps;
 use crate::times::Times;
 use crate::{AtimePolicy, Error, Ino};
 use ahead::Ahead;
 use background::Background;
-use base::atomic::{AtomicBool, AtomicU64, Ordering, fence, fence_behind_lock};
+use base::atomic::{AtomicBool, AtomicU64, Ordering};
 use base::clock::Timestamp;
 use base::map::HashMap;
 use base::sync::{Mutex, rank};
@@ -87,7 +92,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use stream::{Behind, Readers, Streams};
-use table::FileTable;
+use table::{FileTable, StateUse};
 use tail::LoggedFiles;
 
 /// Bytes in a page, as file offsets count.
@@ -152,8 +157,10 @@ pub(crate) struct Files {
     table: FileTable,
     /// Pages that somebody writes, or reads as one, beside others.
     ranges: Ranges,
-    /// The file system is being closed.
+    /// No content changes any more (invariant 8).
     ending: AtomicBool,
+    /// Nor is any written.
+    ended: AtomicBool,
     /// Who may have writes in flight.
     in_flight: Mutex<Vec<Weak<dyn InFlight>>>,
     /// No write begins to fly any more.
@@ -232,6 +239,7 @@ impl Files {
             table: FileTable::new(store.options().shards),
             ranges: Ranges::new(store.options().shards),
             ending: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
             in_flight: Mutex::new(rank::LEAF, Vec::new()),
             closing: AtomicBool::new(false),
             store,
@@ -343,15 +351,38 @@ impl Files {
         if self.store.read_only() {
             return Err(Error::ReadOnly);
         }
-        self.check_open()
+        self.check_open()?;
+        between_steps();
+        Ok(())
     }
 
-    /// Writes fail from now on: what others have written is found by whoever writes back afterwards.
-    pub(crate) fn refuse_writes(&self) {
+    /// Writes all back for the last time: no content changes any more once this has begun to, nor does what the devices have of it when this
+    /// returns, whatever the outcome, but by what is committed until the store ends. Writes in flight have [landed](Self::finish_writes), and the threads in the background have [stopped](Self::stop).
+    pub(crate) fn end(&self) -> Result<(), Error> {
         self.ending.store(true, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
+        self.let_all_through();
+        let written = match self.store.read_only() {
+            true => Ok(()),
+            false => self.write_back_all(),
+        };
+        self.ended.store(true, Ordering::SeqCst);
+        self.let_all_through();
+        written
     }
 
+    /// Has the I/O lock of each file for a moment: whoever had it before has done what he does, and whoever has it afterwards sees what the caller
+    /// set before. So does who has a state that is not among these: it came to the table after the look.
+    fn let_all_through(&self) {
+        for ino in self.table.inos() {
+            if let Some(state) = self.table.enter_present(ino) {
+                let state = StateUse::new(self, state);
+                drop(self.lock_alone(&state));
+            }
+        }
+    }
+
+    /// For who changes content, under the file's I/O lock.
+    #[inline]
     fn check_open(&self) -> Result<(), Error> {
         match self.ending.load(Ordering::Relaxed) {
             true => Err(Error::ReadOnly),
@@ -359,11 +390,12 @@ impl Files {
         }
     }
 
-    /// After pages have become dirty, or a size has changed in memory: whoever refuses writes has not done so before that, and finds that; or it may not,
-    /// and the write fails.
-    fn check_open_still(&self) -> Result<(), Error> {
-        fence_behind_lock();
-        self.check_open()
+    /// For who writes to blocks, under the I/O locks of the files that have them; nobody's are under none.
+    fn check_not_ended(&self) -> Result<(), Error> {
+        match self.ended.load(Ordering::Relaxed) {
+            true => Err(Error::ReadOnly),
+            false => Ok(()),
+        }
     }
 
     /// Waits until these pages of a file are the caller's, who holds neither an I/O lock nor a range.

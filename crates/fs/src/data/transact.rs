@@ -224,7 +224,7 @@ impl Files {
     ) -> Result<LockedFile<'a>, Error> {
         let state: &'a Arc<FileState> = file;
         Ok(LockedFile {
-            _exclusive: self.lock_exclusive(state)?,
+            _exclusive: self.lock_to_change(state)?,
             state,
         })
     }

@@ -41,9 +41,8 @@ impl Files {
     pub(crate) fn truncate(&self, ino: Ino, size: u64) -> Result<(), Error> {
         self.check_size(size)?;
         let state = self.use_file(ino)?;
-        let exclusive = self.lock_exclusive(&state)?;
-        self.set_size(&state, size, &exclusive)?;
-        self.check_open_still()
+        let exclusive = self.lock_to_change(&state)?;
+        self.set_size(&state, size, &exclusive)
     }
 
     /// Sets the size under the exclusive I/O lock.

@@ -92,7 +92,6 @@ impl Files {
         self.balance(&file.state)?;
         let written = self.write_parts(file, offset, parts, len)?;
         self.give_way(written);
-        self.check_open_still()?;
         if file.has(libc::O_DSYNC) {
             self.fsync(file, !file.has(libc::O_SYNC))?;
         }
@@ -113,7 +112,7 @@ impl Files {
         let mut parts = Gather::new(parts);
         let mut memory = self.memory.take(STEP);
         let (start, mut at, past) = {
-            let _exclusive = self.lock_exclusive(state)?;
+            let _exclusive = self.lock_to_change(state)?;
             let start = if append { state.size() } else { offset };
             let end = start.saturating_add(len as u64).min(SIZE_MAX);
             if end <= start {

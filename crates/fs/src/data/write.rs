@@ -137,7 +137,6 @@ impl Files {
             false => self.write_more(file, offset, data)?,
         };
         self.give_way(written);
-        self.check_open_still()?;
         if file.has(libc::O_DSYNC) {
             self.fsync(file, !file.has(libc::O_SYNC))?;
         }
@@ -169,14 +168,12 @@ impl Files {
         self.cleaning.note_dirty();
         let put = match state.try_lock_shared()? {
             Some(_shared) if state.stores.quiet().is_some() => {
+                self.check_open()?;
                 let clean = |page, part| self.overwrite_clean_now(state, page, part);
                 self.overwrite_locked(state, offset, data, clean)?
             }
             _ => Put::Refused,
         };
-        if put == Put::Done {
-            self.check_open_still()?;
-        }
         Ok(put == Put::Done)
     }
 
@@ -193,7 +190,6 @@ impl Files {
         self.balance(&file.state)?;
         let done = self.write_end(file, data)?;
         self.give_way(done.1);
-        self.check_open_still()?;
         if file.has(libc::O_DSYNC) {
             self.fsync(file, !file.has(libc::O_SYNC))?;
         }
@@ -231,7 +227,7 @@ impl Files {
     fn write_end(&self, file: &OpenFile, data: &[u8]) -> Result<(u64, usize), Error> {
         let state = &file.state;
         let (at, written) = {
-            let _exclusive = self.lock_exclusive(state)?;
+            let _exclusive = self.lock_to_change(state)?;
             let at = state.size();
             (at, self.write_locked(state, at, data)?)
         };
@@ -275,7 +271,7 @@ impl Files {
             return Ok(Put::Refused);
         }
         let clean = |page, part, in_turn| self.overwrite_clean(state, page, part, in_turn);
-        let shared = self.lock_shared(state)?;
+        let shared = self.share_to_change(state)?;
         if state.stores.quiet().is_some() {
             return self
                 .overwrite_locked(state, offset, data, |page, part| clean(page, part, false));
@@ -283,7 +279,7 @@ impl Files {
         drop(shared);
         let page = offset / PAGE;
         let _range = self.hold(state, page..page + 1, Mode::Store);
-        let _shared = self.lock_shared(state)?;
+        let _shared = self.share_to_change(state)?;
         self.overwrite_locked(state, offset, data, |page, part| clean(page, part, true))
     }
 
@@ -405,7 +401,7 @@ impl Files {
             }
         }
         // All of it anew: who has seen a part, or comes meanwhile, waits for the range.
-        let anew = self.lock_exclusive(state);
+        let anew = self.lock_to_change(state);
         match anew.and_then(|_exclusive| self.write_locked(state, offset, data)) {
             // What is written is told; who goes on with the rest meets the error.
             Err(_) if stored > 0 => Ok(stored),
@@ -423,7 +419,7 @@ impl Files {
         storing: &mut Option<Storing<'s>>,
     ) -> Result<(Put, u64), Error> {
         let pages = pages_of(offset..offset + data.len() as u64);
-        let _shared = self.lock_shared(state)?;
+        let _shared = self.share_to_change(state)?;
         let inside = is_inside(state, offset, data.len());
         if !inside || self.holes(state, pages.clone())?.pages() > 0 {
             return Ok((Put::Refused, pages.start));
@@ -818,7 +814,7 @@ impl Files {
         }
         let pages = pages_of(offset..offset + data.len() as u64);
         let _range = self.hold(state, pages.clone(), Mode::Direct);
-        let _shared = self.lock_shared(state)?;
+        let _shared = self.share_to_change(state)?;
         let Some(mapped) = self.mapped_blocks(state, &pages)? else {
             return Ok(false);
         };
@@ -901,7 +897,7 @@ impl Files {
         offset: u64,
         data: &[u8],
     ) -> Result<usize, Error> {
-        let _exclusive = self.lock_exclusive(state)?;
+        let _exclusive = self.lock_to_change(state)?;
         let end = offset.checked_add(data.len() as u64);
         let Some(end) = end.filter(|end| *end <= SIZE_MAX) else {
             return Err(Error::FileTooLarge);

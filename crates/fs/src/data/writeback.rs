@@ -716,6 +716,7 @@ impl Files {
         mut writes: Writes<'_>,
         write: impl FnOnce(&mut [Io<'_>]) -> Result<(), engine::Error>,
     ) -> Result<(), Error> {
+        self.check_not_ended()?;
         let last = writes.last.take();
         writes.push(last);
         let bytes = writes.ios.iter().map(Io::bytes).sum::<u64>();

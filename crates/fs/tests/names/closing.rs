@@ -4,10 +4,10 @@ use crate::world::World;
 use base::clock::Clock;
 use base::rng::Rng;
 use base::thread::parallel;
-use device::sim::Times;
+use device::sim::{SimDevice, Times};
 use fs::{Caller, Error, FileSystem, FsOptions, OpenFile, ROOT};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 const DIRS: usize = 2;
 const FILES: usize = 2;
@@ -125,6 +125,97 @@ fn what_returns_while_a_file_system_ends_is_part_of_it() {
             } else if me <= ALLOCATES {
                 let attr = fs.lookup(ROOT, format!("file{me}").as_bytes()).unwrap();
                 assert!(attr.size >= made, "{} of {made} bytes", attr.size);
+            }
+        }
+        fs.close().unwrap();
+    }
+}
+
+/// How files are written over: past the cache or in it, page by page or as a whole, each time with a sync or without.
+const OVER_PAGES: u64 = 8;
+const OVER: [(i32, bool, bool); 5] = [
+    (libc::O_DIRECT, true, false),
+    (libc::O_DIRECT, false, false),
+    (0, true, true),
+    (0, true, false),
+    (0, false, false),
+];
+
+/// Writes over a file until that is refused; how often it was done.
+fn write_over(fs: &FileSystem, me: usize, file: &OpenFile, done: &AtomicU64) -> u64 {
+    let (_, by_page, syncs) = OVER[me];
+    for number in 1.. {
+        let data = [number as u8; OVER_PAGES as usize * 4096];
+        let written = match by_page {
+            true => fs.write(file, number % OVER_PAGES * 4096, &data[..4096]),
+            false => fs.write(file, 0, &data),
+        };
+        match written {
+            Ok(_) => done.fetch_add(1, Ordering::Relaxed),
+            Err(Error::ReadOnly) => return number - 1,
+            Err(error) => panic!("{error}"),
+        };
+        // It may come after the end.
+        let synced = if syncs { fs.fsync(file, true) } else { Ok(()) };
+        assert!(
+            matches!(synced, Ok(()) | Err(Error::ReadOnly)),
+            "{synced:?}"
+        );
+    }
+    unreachable!("there is no end of numbers")
+}
+
+/// What devices hold, durable and not.
+fn held(world: &World) -> Vec<(u64, usize)> {
+    let held = |device: &Arc<SimDevice>| (device.contents_hash(), device.cached_writes().len());
+    world.devices.iter().map(held).collect()
+}
+
+/// Who had been let in before wrote to the devices of a file system that had ended.
+#[test]
+fn devices_change_no_more_once_a_file_system_has_ended() {
+    for round in 0..10 {
+        let mut world = busy(round);
+        let fs = world.open();
+        let (done, at_end) = (AtomicU64::new(0), OnceLock::new());
+        let open = |(me, (flags, ..)): (usize, &(i32, bool, bool))| {
+            let made = create(&fs, me);
+            fs.write(&made, 0, &[0; OVER_PAGES as usize * 4096])
+                .unwrap();
+            fs.fsync(&made, false).unwrap();
+            fs.open_file(made.ino(), libc::O_RDWR | flags).unwrap()
+        };
+        let files: Vec<_> = OVER.iter().enumerate().map(open).collect();
+        let written = parallel(OVER.len() + 1, |me| match files.get(me) {
+            Some(file) => write_over(&fs, me, file, &done),
+            None => {
+                while done.load(Ordering::Relaxed) < 500 * (round + 1) {
+                    base::thread::yield_now();
+                }
+                fs.close().unwrap();
+                at_end.set(held(&world)).unwrap();
+                0
+            }
+        });
+        drop((files, fs));
+        assert!(at_end.get() == Some(&held(&world)));
+        world.devices = world.devices.iter().map(|d| d.reopen()).collect();
+        world.check();
+        let fs = world.open();
+        assert!(fs.recovery().clean);
+        for (me, (_, by_page, _)) in OVER.iter().enumerate() {
+            let attr = fs.lookup(ROOT, format!("file{me}").as_bytes()).unwrap();
+            let file = fs.open_file(attr.ino, libc::O_RDONLY).unwrap();
+            let mut found = [0xEE; OVER_PAGES as usize * 4096];
+            assert_eq!(fs.read(&file, 0, &mut found).unwrap(), found.len());
+            for (page, found) in found.chunks(4096).enumerate() {
+                // The last number that went there.
+                let back = match by_page {
+                    true => (written[me] + OVER_PAGES - page as u64) % OVER_PAGES,
+                    false => 0,
+                };
+                let number = written[me].saturating_sub(back);
+                assert!(found == [number as u8; 4096], "file {me}, page {page}");
             }
         }
         fs.close().unwrap();

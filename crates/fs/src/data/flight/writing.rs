@@ -154,7 +154,17 @@ impl Files {
         Ok(guard)
     }
 
-    /// The same of a file that may be being deleted. What streams have written behind has ended, too.
+    /// The same for who changes content.
+    pub(in super::super) fn lock_to_change<'a>(
+        &self,
+        state: &'a Arc<FileState>,
+    ) -> Result<WriteGuard<'a, ()>, Error> {
+        let guard = self.lock_exclusive(state)?;
+        self.check_open()?;
+        Ok(guard)
+    }
+
+    /// As `lock_exclusive` of a file that may be being deleted. What streams have written behind has ended, too.
     pub(in super::super) fn lock_alone<'a>(&self, state: &'a Arc<FileState>) -> WriteGuard<'a, ()> {
         let guard = self.lock_landed(state);
         self.end_pieces(state, true);

@@ -290,7 +290,18 @@ impl Files {
         Ok(guard)
     }
 
-    /// The same of a file that may be being deleted.
+    /// The same for who changes content.
+    #[inline]
+    pub(in super::super) fn share_to_change<'a>(
+        &self,
+        state: &'a Arc<FileState>,
+    ) -> Result<ReadGuard<'a, ()>, Error> {
+        let guard = self.lock_shared(state)?;
+        self.check_open()?;
+        Ok(guard)
+    }
+
+    /// As `lock_shared` of a file that may be being deleted.
     #[inline]
     pub(in super::super) fn lock_ended<'a>(&self, state: &'a Arc<FileState>) -> ReadGuard<'a, ()> {
         loop {

@@ -181,7 +181,7 @@ impl Files {
             self.spare_devices(state, &error);
             return Ok(None);
         }
-        let _exclusive = self.lock_exclusive(state)?;
+        let _exclusive = self.lock_to_change(state)?;
         match self.store_new(state, pages, data) {
             Ok(stored) if stored.bytes < data.len() => {
                 self.streams.note_failed();

@@ -4,6 +4,7 @@ mod ahead;
 mod behind;
 mod clean;
 mod crash;
+mod ending;
 mod failures;
 mod flushes;
 mod fragments;
