@@ -1,15 +1,18 @@
 //! `sheaf cp`: files out of and into a file system that is not mounted.
 //!
 //! 1. No symbolic link is followed but what the user names: the target, and without `--recursive` a source. What lies at a place
-//!    below them may have come from anybody.
+//!    below them may have come from anybody, who may change it meanwhile (`folders` has how places are reached).
 //! 2. Nobody can read more of a copy that is made than of the original, while it is made, too: files and folders are the
 //!    owner's alone until they have their permissions, folders after all that is in them.
 //! 3. What cannot be copied or kept is told, and the rest is copied.
 //! 4. The devices of the file system are neither written, removed nor read as files, whatever name or loop device leads to them; a disk is not known by its partitions.
 
 mod attributes;
+mod folders;
 mod inwards;
 mod outwards;
+#[cfg(test)]
+mod tests;
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -88,6 +91,11 @@ impl Way {
 }
 
 pub fn run(args: &Cp) -> Outcome {
+    run_with(args, &|_| ())
+}
+
+/// Hands each folder of the host to `seen` between the look at it and at what is in it.
+fn run_with(args: &Cp, seen: &dyn Fn(&Path)) -> Outcome {
     let way = Way::parse(&args.paths)?;
     let offline = Offline::open(&args.source.devices, matches!(way, Way::Outwards(..)))?;
     // From here on modes of what is made are given in full.
@@ -103,6 +111,7 @@ pub fn run(args: &Cp) -> Outcome {
         several: args.paths.len() > 2,
         bar: progress::bar("Files copied:", 0),
         is_incomplete: Cell::new(false),
+        seen,
     };
     match way {
         Way::Outwards(from, to) => {
@@ -144,6 +153,8 @@ struct Copy<'a> {
     bar: ProgressBar,
     /// Something was not copied, or not kept.
     is_incomplete: Cell<bool>,
+    /// Somebody may change a folder after this.
+    seen: &'a dyn Fn(&Path),
 }
 
 impl Copy<'_> {

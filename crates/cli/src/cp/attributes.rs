@@ -4,15 +4,16 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self as host, File, Permissions};
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown, lchown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::Path;
 
 use base::clock::Timestamp;
 use fs::{Attr, Ino, SetAttr, SetTime};
-use rustix::fs::{self as calls, AtFlags, CWD, Timespec, Timestamps, XattrFlags};
+use rustix::fs::{self as calls, AtFlags, Gid, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 
 use super::Copy;
+use super::folders::Entered;
 use crate::failure::Failure;
 use crate::output::{harmless, shown};
 
@@ -23,18 +24,26 @@ const LISTS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_defaul
 /// The most that Linux has of a value, and of all names.
 const ATTRIBUTE_MAX: usize = 64 << 10;
 
-/// A file of the host: open, so that it stays the one that was opened, or something that is not opened, by name.
+/// A file of the host.
 pub struct HostFile<'a> {
     pub path: &'a Path,
-    pub open: Option<&'a File>,
+    pub held: Held<'a>,
+}
+
+/// How a file is reached.
+pub enum Held<'a> {
+    /// It stays the one that was opened.
+    Open(&'a File),
+    /// What is never opened.
+    Name(&'a Entered<'a>),
 }
 
 impl HostFile<'_> {
     fn attribute_names(&self) -> io::Result<Vec<OsString>> {
         let mut names = vec![0; ATTRIBUTE_MAX];
-        let listed = match self.open {
-            Some(file) => calls::flistxattr(file, &mut names[..]),
-            None => calls::llistxattr(self.path, &mut names[..]),
+        let listed = match self.held {
+            Held::Open(file) => calls::flistxattr(file, &mut names[..]),
+            Held::Name(name) => calls::llistxattr(name.path(), &mut names[..]),
         };
         let len = match listed {
             Err(Errno::OPNOTSUPP) => 0,
@@ -49,27 +58,27 @@ impl HostFile<'_> {
 
     fn attribute(&self, name: &OsStr) -> io::Result<Vec<u8>> {
         let mut value = vec![0; ATTRIBUTE_MAX];
-        let len = match self.open {
-            Some(file) => calls::fgetxattr(file, name, &mut value[..])?,
-            None => calls::lgetxattr(self.path, name, &mut value[..])?,
+        let len = match self.held {
+            Held::Open(file) => calls::fgetxattr(file, name, &mut value[..])?,
+            Held::Name(of) => calls::lgetxattr(of.path(), name, &mut value[..])?,
         };
         value.truncate(len);
         Ok(value)
     }
 
     fn set_attribute(&self, name: &[u8], value: &[u8]) -> io::Result<()> {
-        match self.open {
-            Some(file) => calls::fsetxattr(file, name, value, XattrFlags::empty())?,
-            None => calls::lsetxattr(self.path, name, value, XattrFlags::empty())?,
+        match self.held {
+            Held::Open(file) => calls::fsetxattr(file, name, value, XattrFlags::empty())?,
+            Held::Name(of) => calls::lsetxattr(of.path(), name, value, XattrFlags::empty())?,
         }
         Ok(())
     }
 
     /// Removes an attribute if there is one.
     fn unset_attribute(&self, name: &[u8]) -> io::Result<()> {
-        let removed = match self.open {
-            Some(file) => calls::fremovexattr(file, name),
-            None => calls::lremovexattr(self.path, name),
+        let removed = match self.held {
+            Held::Open(file) => calls::fremovexattr(file, name),
+            Held::Name(of) => calls::lremovexattr(of.path(), name),
         };
         match removed {
             Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(()),
@@ -78,16 +87,24 @@ impl HostFile<'_> {
     }
 
     fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
-        match self.open {
-            Some(file) => fchown(file, uid, gid),
-            None => lchown(self.path, uid, gid),
+        match self.held {
+            Held::Open(file) => fchown(file, uid, gid),
+            Held::Name(name) => {
+                let (folder, name) = name.at();
+                let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
+                let flags = AtFlags::SYMLINK_NOFOLLOW;
+                Ok(calls::chownat(folder, name, uid, gid, flags)?)
+            }
         }
     }
 
     fn set_times(&self, times: &Timestamps) -> io::Result<()> {
-        match self.open {
-            Some(file) => calls::futimens(file, times)?,
-            None => calls::utimensat(CWD, self.path, times, AtFlags::SYMLINK_NOFOLLOW)?,
+        match self.held {
+            Held::Open(file) => calls::futimens(file, times)?,
+            Held::Name(name) => {
+                let (folder, name) = name.at();
+                calls::utimensat(folder, name, times, AtFlags::SYMLINK_NOFOLLOW)?;
+            }
         }
         Ok(())
     }
@@ -145,7 +162,7 @@ impl Copy<'_> {
             }
         }
         // What is not open was made with its mode.
-        if let Some(file) = copy.open
+        if let Held::Open(file) = copy.held
             && let Err(error) = file.set_permissions(Permissions::from_mode(mode))
         {
             unkept("mode", &error);

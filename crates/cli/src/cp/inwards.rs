@@ -1,19 +1,21 @@
 //! From the host to inside.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::{self as host, File, Metadata, OpenOptions};
+use std::fs::{self as host, File, Metadata};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use fs::{Attr, Ino, OpenFile};
-use rustix::fs::{SeekFrom, major, minor, seek};
+use rustix::fs::{Mode, OFlags, SeekFrom, major, minor, seek};
 use rustix::io::Errno;
 
-use super::attributes::HostFile;
-use super::{Copy, Links, just_made, not_a_folder, not_followed, shown_inside};
+use super::attributes::{Held, HostFile};
+use super::folders::{Entered, Folder, Folders, Name, id};
+use super::{Copy, Links, folders, just_made, not_a_folder, not_followed, shown_inside};
 use crate::failure::Failure;
 use crate::offline::{PIECE, bytes, join, last_name, parent};
 use crate::output::shown;
@@ -23,6 +25,7 @@ const BLOCK: usize = 4096;
 
 pub struct Inwards<'a> {
     copy: &'a Copy<'a>,
+    host: Folders,
     /// What has several names on the host, by device and inode, and its copy.
     linked: HashMap<(u64, u64), Ino>,
     /// What this command has made and is no folder.
@@ -39,7 +42,7 @@ enum Spot {
 
 /// Something to copy, and where to.
 struct Item {
-    from: PathBuf,
+    from: Name,
     meta: Metadata,
     to: Spot,
     /// All of the path inside.
@@ -48,8 +51,20 @@ struct Item {
 
 impl Item {
     fn failed(&self, error: &io::Error) -> Failure {
-        Failure::io(shown(&self.from), error)
+        Failure::io(shown(&self.from.path), error)
     }
+
+    fn replaced(&self) -> Failure {
+        self.failed(&folders::replaced())
+    }
+}
+
+/// A folder whose copy gets what is kept of it after all that is in it.
+struct Unfinished {
+    folder: Rc<Folder>,
+    path: PathBuf,
+    meta: Metadata,
+    made: Ino,
 }
 
 /// A name in a folder, and the path that it ends.
@@ -73,6 +88,7 @@ impl<'a> Inwards<'a> {
     pub fn new(copy: &'a Copy<'a>) -> Self {
         Inwards {
             copy,
+            host: Folders::default(),
             linked: HashMap::new(),
             made: HashSet::new(),
         }
@@ -86,7 +102,7 @@ impl<'a> Inwards<'a> {
         let meta = meta.map_err(|e| Failure::io(shown(from), &e))?;
         let (to, path) = self.place(from, &meta, to)?;
         let item = Item {
-            from: from.to_owned(),
+            from: Name::given(from.to_owned()),
             meta,
             to,
             path,
@@ -100,12 +116,8 @@ impl<'a> Inwards<'a> {
             self.copy.tell_of(done);
         }
         // The deepest first, and all after what is in them, so that their times stay.
-        for (from, meta, made) in folders.into_iter().rev() {
-            let file = HostFile {
-                path: &from,
-                open: None,
-            };
-            self.copy.keep_inwards(&file, &meta, made);
+        for folder in folders.into_iter().rev() {
+            self.copy.tell_of(self.finish_folder(&folder));
         }
         Ok(())
     }
@@ -139,10 +151,15 @@ impl<'a> Inwards<'a> {
         &mut self,
         item: Item,
         waiting: &mut Vec<Item>,
-        folders: &mut Vec<(PathBuf, Metadata, Ino)>,
+        folders: &mut Vec<Unfinished>,
     ) -> Result<(), Failure> {
-        self.copy.refuse_folder(shown(&item.from))?;
-        let entries = host::read_dir(&item.from).map_err(|e| item.failed(&e))?;
+        self.copy.refuse_folder(shown(&item.from.path))?;
+        let failed = |e: io::Error| item.failed(&e);
+        let from = self.host.folder(&item.from).map_err(failed)?;
+        let open = self.host.readable(&from).map_err(failed)?;
+        // Of what is copied, whatever was there when its name was found.
+        let meta = open.metadata().map_err(failed)?;
+        let names = folders::names(open).map_err(failed)?;
         let made = match &item.to {
             Spot::Folder(ino) => *ino,
             Spot::Name(folder, _) => {
@@ -150,25 +167,45 @@ impl<'a> Inwards<'a> {
                     folder: *folder,
                     path: &item.path,
                 };
-                self.make_folder(place, &item.meta)?
+                self.make_folder(place, &meta)?
             }
         };
         if self.copy.keeps {
-            folders.push((item.from.clone(), item.meta.clone(), made));
+            folders.push(Unfinished {
+                folder: Rc::clone(&from),
+                path: item.from.path.clone(),
+                meta,
+                made,
+            });
         }
-        for entry in entries {
-            let entry = entry.map_err(|e| item.failed(&e))?;
-            let from = entry.path();
-            match host::symlink_metadata(&from) {
+        for name in names {
+            let path = join(&item.path, name.as_bytes());
+            let name = Name::within(&from, &name);
+            match self.host.enter(&name).and_then(|entered| entered.look()) {
                 Ok(meta) => waiting.push(Item {
-                    from,
+                    from: name,
                     meta,
                     to: Spot::Name(made, Links::Refused),
-                    path: join(&item.path, entry.file_name().as_bytes()),
+                    path,
                 }),
-                Err(error) => self.copy.tell_of(Err(Failure::io(shown(&from), &error))),
+                Err(error) => {
+                    let failure = Failure::io(shown(&name.path), &error);
+                    self.copy.tell_of(Err(failure));
+                }
             }
         }
+        (self.copy.seen)(&item.from.path);
+        Ok(())
+    }
+
+    fn finish_folder(&self, from: &Unfinished) -> Result<(), Failure> {
+        let folder = self.host.readable(&from.folder);
+        let folder = folder.map_err(|e| Failure::io(shown(&from.path), &e))?;
+        let file = HostFile {
+            path: &from.path,
+            held: Held::Open(&folder),
+        };
+        self.copy.keep_inwards(&file, &from.meta, from.made);
         Ok(())
     }
 
@@ -196,24 +233,25 @@ impl<'a> Inwards<'a> {
     /// Copies what is no folder.
     fn one(&mut self, item: &Item) -> Result<(), Failure> {
         let Spot::Name(folder, links) = item.to else {
-            return Err(not_a_folder(shown(&item.from)));
+            return Err(not_a_folder(shown(&item.from.path)));
         };
+        let from = self.host.enter(&item.from).map_err(|e| item.failed(&e))?;
         let path = &item.path;
         let place = Place { folder, path };
         if let Some(there) = self.existing(place)?
             && self.made.contains(&there.ino)
         {
-            return Err(just_made(shown_inside(path), shown(&item.from)));
+            return Err(just_made(shown_inside(path), shown(&item.from.path)));
         }
-        let key = (item.meta.dev(), item.meta.ino());
+        let key = id(&item.meta);
         let has_names = self.copy.keeps && item.meta.nlink() > 1;
         if has_names && let Some(first) = self.linked.get(&key) {
             return self.link(*first, place);
         }
         let made = match item.meta.file_type() {
-            kind if kind.is_file() => self.regular(item, place, links)?,
-            kind if kind.is_symlink() => self.symlink(item, place)?,
-            _ => self.special(item, place)?,
+            kind if kind.is_file() => self.regular(item, &from, place, links)?,
+            kind if kind.is_symlink() => self.symlink(item, &from, place)?,
+            _ => self.special(item, &from, place)?,
         };
         if has_names {
             self.linked.insert(key, made);
@@ -223,16 +261,22 @@ impl<'a> Inwards<'a> {
         Ok(())
     }
 
-    fn regular(&self, item: &Item, place: Place<'_>, links: Links) -> Result<Ino, Failure> {
-        let (from, meta) = self.open_source(item)?;
-        self.copy.refuse_device(shown(&item.from), &meta)?;
+    fn regular(
+        &self,
+        item: &Item,
+        from: &Entered<'_>,
+        place: Place<'_>,
+        links: Links,
+    ) -> Result<Ino, Failure> {
+        let (from, meta) = self.open_source(item, from)?;
+        self.copy.refuse_device(shown(&item.from.path), &meta)?;
         let (ino, to) = self.open_copy(place, meta.mode(), links)?;
         let copied = self.content(item, place, (&from, &meta), &to);
         let flushed = self.copy.offline.fs.flush(&to);
         if self.copy.keeps {
             let file = HostFile {
-                path: &item.from,
-                open: Some(&from),
+                path: &item.from.path,
+                held: Held::Open(&from),
             };
             self.copy.keep_inwards(&file, &meta, ino);
         }
@@ -241,21 +285,17 @@ impl<'a> Inwards<'a> {
     }
 
     /// The file that was looked at, unless something else has taken its name.
-    fn open_source(&self, item: &Item) -> Result<(File, Metadata), Failure> {
+    fn open_source(&self, item: &Item, from: &Entered<'_>) -> Result<(File, Metadata), Failure> {
         let failed = |e: io::Error| item.failed(&e);
-        let mut options = OpenOptions::new();
-        options.read(true);
+        let mut flags = OFlags::RDONLY;
         if self.copy.recursive {
-            options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+            flags |= OFlags::NOFOLLOW | OFlags::NONBLOCK;
         }
-        let file = options.open(&item.from).map_err(failed)?;
+        let file = from.open(flags, Mode::empty()).map_err(failed)?;
         let meta = file.metadata().map_err(failed)?;
-        match (meta.dev(), meta.ino()) == (item.meta.dev(), item.meta.ino()) {
+        match id(&meta) == id(&item.meta) {
             true => Ok((file, meta)),
-            false => Err(Failure::new(format!(
-                "{}: somebody has replaced it meanwhile",
-                shown(&item.from)
-            ))),
+            false => Err(item.replaced()),
         }
     }
 
@@ -359,21 +399,21 @@ impl<'a> Inwards<'a> {
         Ok(())
     }
 
-    fn symlink(&self, item: &Item, place: Place<'_>) -> Result<Ino, Failure> {
-        let target = host::read_link(&item.from).map_err(|e| item.failed(&e))?;
+    fn symlink(&self, item: &Item, from: &Entered<'_>, place: Place<'_>) -> Result<Ino, Failure> {
+        let target = from.target().map_err(|e| item.failed(&e))?;
         self.make_room(place)?;
         let made = self
             .copy
             .offline
             .fs
-            .symlink(&self.copy.who, place.folder, place.name(), bytes(&target))
+            .symlink(&self.copy.who, place.folder, place.name(), &target)
             .map_err(|e| place.failed(e))?;
-        self.keep_unopened(item, made.ino);
+        self.keep_unopened(item, from, made.ino);
         Ok(made.ino)
     }
 
-    fn special(&self, item: &Item, place: Place<'_>) -> Result<Ino, Failure> {
-        self.copy.refuse_special(shown(&item.from))?;
+    fn special(&self, item: &Item, from: &Entered<'_>, place: Place<'_>) -> Result<Ino, Failure> {
+        self.copy.refuse_special(shown(&item.from.path))?;
         self.make_room(place)?;
         // As the kernel has it in 32 bits.
         let rdev = item.meta.rdev();
@@ -391,15 +431,15 @@ impl<'a> Inwards<'a> {
                 rdev,
             )
             .map_err(|e| place.failed(e))?;
-        self.keep_unopened(item, made.ino);
+        self.keep_unopened(item, from, made.ino);
         Ok(made.ino)
     }
 
-    fn keep_unopened(&self, item: &Item, made: Ino) {
+    fn keep_unopened(&self, item: &Item, from: &Entered<'_>, made: Ino) {
         if self.copy.keeps {
             let file = HostFile {
-                path: &item.from,
-                open: None,
+                path: &item.from.path,
+                held: Held::Name(from),
             };
             self.copy.keep_inwards(&file, &item.meta, made);
         }

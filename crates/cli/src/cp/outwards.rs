@@ -1,19 +1,20 @@
 //! From inside to the host.
 
 use std::collections::{HashMap, HashSet};
-use std::ffi::{OsStr, OsString};
-use std::fs::{self as host, File, OpenOptions, Permissions};
+use std::ffi::OsStr;
+use std::fs::{self as host, File, Permissions};
 use std::io::{self, Write};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{
-    DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink,
-};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use fs::{Attr, Ino};
-use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, linkat, makedev, mkdirat, mknodat, symlinkat};
+use rustix::io::Errno;
 
-use super::attributes::HostFile;
+use super::attributes::{Held, HostFile};
+use super::folders::{Entered, Folder, Folders, Name};
 use super::{Copy, Links, just_made, not_a_folder, not_followed, shown_inside};
 use crate::failure::Failure;
 use crate::offline::{Named, PIECE, bytes, join, last_name, named};
@@ -21,8 +22,9 @@ use crate::output::{harmless, shown};
 
 pub struct Outwards<'a> {
     copy: &'a Copy<'a>,
+    host: Folders,
     /// Where what has several names was copied to.
-    linked: HashMap<Ino, PathBuf>,
+    linked: HashMap<Ino, Rc<Name>>,
     /// What this command has made and is no folder, by device and inode: a host may take several names for one.
     made: HashSet<(u64, u64)>,
 }
@@ -31,8 +33,21 @@ pub struct Outwards<'a> {
 struct Item {
     from: Vec<u8>,
     attr: Attr,
-    to: PathBuf,
+    to: Rc<Name>,
     links: Links,
+}
+
+impl Item {
+    fn failed(&self, error: &io::Error) -> Failure {
+        failed(&self.to.path, error)
+    }
+}
+
+/// A folder that gets its permissions, and what else is kept, after all that is in it.
+struct Unfinished {
+    folder: Rc<Folder>,
+    path: PathBuf,
+    attr: Attr,
 }
 
 fn failed(to: &Path, error: &io::Error) -> Failure {
@@ -43,6 +58,7 @@ impl<'a> Outwards<'a> {
     pub fn new(copy: &'a Copy<'a>) -> Self {
         Outwards {
             copy,
+            host: Folders::default(),
             linked: HashMap::new(),
             made: HashSet::new(),
         }
@@ -58,7 +74,7 @@ impl<'a> Outwards<'a> {
         let item = Item {
             from: from.to_vec(),
             attr,
-            to,
+            to: Rc::new(Name::given(to)),
             links,
         };
         let (mut waiting, mut folders) = (vec![item], Vec::new());
@@ -70,8 +86,8 @@ impl<'a> Outwards<'a> {
             self.copy.tell_of(done);
         }
         // The deepest first: one that its owner may not enter is entered no more, and its times stay.
-        for (to, attr) in folders.into_iter().rev() {
-            self.copy.tell_of(self.finish_folder(&to, &attr));
+        for folder in folders.into_iter().rev() {
+            self.copy.tell_of(self.finish_folder(&folder));
         }
         Ok(())
     }
@@ -101,78 +117,83 @@ impl<'a> Outwards<'a> {
         &mut self,
         item: Item,
         waiting: &mut Vec<Item>,
-        folders: &mut Vec<(PathBuf, Attr)>,
+        folders: &mut Vec<Unfinished>,
     ) -> Result<(), Failure> {
         let Item { from, attr, to, .. } = item;
         self.copy.refuse_folder(harmless(&from))?;
         let offline = self.copy.offline;
         let names = offline.names(&from, attr.ino, |lost| self.copy.tell_of(Err(lost)));
-        if make_folder(&to)? || self.copy.keeps {
-            folders.push((to.clone(), attr));
+        let (folder, is_new) = self.make_folder(&to)?;
+        if is_new || self.copy.keeps {
+            folders.push(Unfinished {
+                folder: Rc::clone(&folder),
+                path: to.path.clone(),
+                attr,
+            });
         }
         for Named { name, .. } in names {
             match offline.look(&from, attr.ino, &name) {
                 Ok(attr) => waiting.push(Item {
                     from: join(&from, &name),
                     attr,
-                    to: to.join(OsString::from_vec(name)),
+                    to: Rc::new(Name::within(&folder, OsStr::from_bytes(&name))),
                     links: Links::Refused,
                 }),
                 Err(failure) => self.copy.tell_of(Err(failure)),
             }
         }
+        (self.copy.seen)(&to.path);
         Ok(())
     }
 
-    fn finish_folder(&self, to: &Path, attr: &Attr) -> Result<(), Failure> {
-        let folder = OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW)
-            .open(to)
-            .map_err(|e| failed(to, &e))?;
+    fn finish_folder(&self, to: &Unfinished) -> Result<(), Failure> {
+        let failed = |e: io::Error| failed(&to.path, &e);
+        let folder = self.host.readable(&to.folder).map_err(failed)?;
         if self.copy.keeps {
             let file = HostFile {
-                path: to,
-                open: Some(&folder),
+                path: &to.path,
+                held: Held::Open(&folder),
             };
-            self.copy.keep_outwards(attr, &file);
+            self.copy.keep_outwards(&to.attr, &file);
             return Ok(());
         }
+        let mode = self.copy.mode_of_new(to.attr.mode);
         folder
-            .set_permissions(Permissions::from_mode(self.copy.mode_of_new(attr.mode)))
-            .map_err(|e| failed(to, &e))
+            .set_permissions(Permissions::from_mode(mode))
+            .map_err(failed)
     }
 
     /// Copies what is no folder.
     fn one(&mut self, item: &Item) -> Result<(), Failure> {
-        if let Some(there) = identity(&item.to)
+        let to = self.host.enter(&item.to).map_err(|e| item.failed(&e))?;
+        if let Some(there) = to.identity()
             && self.made.contains(&there)
         {
-            return Err(just_made(shown(&item.to), shown_inside(&item.from)));
+            return Err(just_made(shown(&item.to.path), shown_inside(&item.from)));
         }
         let has_names = self.copy.keeps && item.attr.nlink > 1;
         if has_names && let Some(first) = self.linked.get(&item.attr.ino) {
-            return self.link(first, &item.to);
+            return self.link(first, item, &to);
         }
         match item.attr.mode & libc::S_IFMT {
-            libc::S_IFREG => self.regular(item)?,
-            libc::S_IFLNK => self.symlink(item)?,
-            _ => self.special(item)?,
+            libc::S_IFREG => self.regular(item, &to)?,
+            libc::S_IFLNK => self.symlink(item, &to)?,
+            _ => self.special(item, &to)?,
         }
         if has_names {
-            self.linked.insert(item.attr.ino, item.to.clone());
+            self.linked.insert(item.attr.ino, Rc::clone(&item.to));
         }
-        self.made.extend(identity(&item.to));
+        self.made.extend(to.identity());
         self.copy.bar.inc(1);
         Ok(())
     }
 
-    fn regular(&self, item: &Item) -> Result<(), Failure> {
-        let failed = |e: io::Error| failed(&item.to, &e);
+    fn regular(&self, item: &Item, to: &Entered<'_>) -> Result<(), Failure> {
+        let failed = |e: io::Error| item.failed(&e);
         if self.copy.keeps && item.links == Links::Refused {
-            self.part_from_links(&item.to)?;
+            self.part_from_links(item, to)?;
         }
-        let (mut file, is_new) = self.open_file(&item.to, item.links)?;
+        let (mut file, is_new) = self.open_file(item, to)?;
         // What is no file, the terminal for example, keeps all it has.
         if !file.metadata().map_err(failed)?.is_file() {
             return self.copy.offline.read(&item.from, item.attr.ino, |piece| {
@@ -188,8 +209,8 @@ impl<'a> Outwards<'a> {
         match (self.copy.keeps, is_new) {
             (true, _) => {
                 let file = HostFile {
-                    path: &item.to,
-                    open: Some(&file),
+                    path: &item.to.path,
+                    held: Held::Open(&file),
                 };
                 self.copy.keep_outwards(&item.attr, &file);
             }
@@ -207,7 +228,7 @@ impl<'a> Outwards<'a> {
     fn content(&self, item: &Item, file: &File) -> Result<(), Failure> {
         let fs = &self.copy.offline.fs;
         let unread = |e| named(&item.from, e);
-        let unwritten = |e: io::Error| failed(&item.to, &e);
+        let unwritten = |e: io::Error| item.failed(&e);
         let source = fs
             .open_file(item.attr.ino, libc::O_RDONLY)
             .map_err(unread)?;
@@ -232,20 +253,19 @@ impl<'a> Outwards<'a> {
         file.set_len(item.attr.size).map_err(unwritten)
     }
 
-    fn symlink(&self, item: &Item) -> Result<(), Failure> {
-        let failed = |e: io::Error| failed(&item.to, &e);
+    fn symlink(&self, item: &Item, to: &Entered<'_>) -> Result<(), Failure> {
         let target = self.copy.offline.fs.readlink(item.attr.ino);
         let target = target.map_err(|e| Failure::from(e).at(shown_inside(&item.from)))?;
-        self.clear(&item.to)?;
-        symlink(OsString::from_vec(target), &item.to).map_err(failed)?;
-        self.keep_unopened(item);
+        self.clear(item, to)?;
+        let (folder, name) = to.at();
+        symlinkat(target, folder, name).map_err(|e| item.failed(&e.into()))?;
+        self.keep_unopened(item, to);
         Ok(())
     }
 
-    fn special(&self, item: &Item) -> Result<(), Failure> {
+    fn special(&self, item: &Item, to: &Entered<'_>) -> Result<(), Failure> {
         self.copy.refuse_special(harmless(&item.from))?;
-        let failed = |e: io::Error| failed(&item.to, &e);
-        self.clear(&item.to)?;
+        self.clear(item, to)?;
         let (kind, mode) = (
             FileType::from_raw_mode(item.attr.mode),
             Mode::from_raw_mode(item.attr.mode & 0o7777),
@@ -253,47 +273,55 @@ impl<'a> Outwards<'a> {
         // As the kernel has it in 32 bits.
         let rdev = item.attr.rdev;
         let (major, minor) = (rdev >> 8 & 0xfff, rdev & 0xff | rdev >> 12 & 0xf_ff00);
-        mknodat(CWD, &item.to, kind, mode, makedev(major, minor)).map_err(|e| failed(e.into()))?;
-        self.keep_unopened(item);
+        let (folder, name) = to.at();
+        mknodat(folder, name, kind, mode, makedev(major, minor))
+            .map_err(|e| item.failed(&e.into()))?;
+        self.keep_unopened(item, to);
         Ok(())
     }
 
-    fn keep_unopened(&self, item: &Item) {
+    fn keep_unopened(&self, item: &Item, to: &Entered<'_>) {
         if self.copy.keeps {
             let file = HostFile {
-                path: &item.to,
-                open: None,
+                path: &item.to.path,
+                held: Held::Name(to),
             };
             self.copy.keep_outwards(&item.attr, &file);
         }
     }
 
     /// Opens a file that becomes a copy, empty; only its owner may read a new one. Says whether it is new.
-    fn open_file(&self, to: &Path, links: Links) -> Result<(File, bool), Failure> {
-        let mut options = OpenOptions::new();
-        options.write(true).mode(0o600);
-        match options.clone().create_new(true).open(to) {
+    fn open_file(&self, item: &Item, to: &Entered<'_>) -> Result<(File, bool), Failure> {
+        let path = &item.to.path;
+        let failed = |e: io::Error| item.failed(&e);
+        let mut flags = OFlags::WRONLY;
+        match to.open(
+            flags | OFlags::CREATE | OFlags::EXCL,
+            Mode::from_raw_mode(0o600),
+        ) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            made => return Ok((made.map_err(|e| failed(to, &e))?, true)),
+            made => return Ok((made.map_err(failed)?, true)),
         }
-        if links == Links::Refused {
+        if item.links == Links::Refused {
             // Nor is a fifo waited for that somebody has put there.
-            options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+            flags |= OFlags::NOFOLLOW | OFlags::NONBLOCK;
         }
-        let file = options.open(to).map_err(|e| match e.raw_os_error() {
-            Some(libc::ELOOP) => not_followed(shown(to)),
-            _ => failed(to, &e),
-        })?;
-        let found = file.metadata().map_err(|e| failed(to, &e))?;
-        self.copy.refuse_device(shown(to), &found)?;
-        match (found.is_file(), links) {
+        let file = to
+            .open(flags, Mode::empty())
+            .map_err(|e| match e.raw_os_error() {
+                Some(libc::ELOOP) => not_followed(shown(path)),
+                _ => failed(e),
+            })?;
+        let found = file.metadata().map_err(failed)?;
+        self.copy.refuse_device(shown(path), &found)?;
+        match (found.is_file(), item.links) {
             // Emptied only now that it is known what it is.
-            (true, _) => file.set_len(0).map_err(|e| failed(to, &e))?,
+            (true, _) => file.set_len(0).map_err(failed)?,
             (false, Links::Followed) => {}
             (false, Links::Refused) => {
                 return Err(Failure::new(format!(
                     "{}: what is there is a special file; remove it first",
-                    shown(to)
+                    shown(path)
                 )));
             }
         }
@@ -301,52 +329,56 @@ impl<'a> Outwards<'a> {
     }
 
     /// Removes what has the place of a copy and is no folder.
-    fn clear(&self, to: &Path) -> Result<(), Failure> {
-        let removed = match host::symlink_metadata(to) {
+    fn clear(&self, item: &Item, to: &Entered<'_>) -> Result<(), Failure> {
+        let removed = match to.look() {
             Ok(found) => {
-                self.copy.refuse_device(shown(to), &found)?;
-                host::remove_file(to)
+                self.copy.refuse_device(shown(&item.to.path), &found)?;
+                to.remove()
             }
             Err(error) => Err(error),
         };
         match removed {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            other => other.map_err(|e| failed(to, &e)),
+            other => other.map_err(|e| item.failed(&e)),
         }
     }
 
     /// Removes a file that has other names: these keep what they have.
-    fn part_from_links(&self, to: &Path) -> Result<(), Failure> {
-        match host::symlink_metadata(to) {
-            Ok(found) if found.is_file() && found.nlink() > 1 => self.clear(to),
+    fn part_from_links(&self, item: &Item, to: &Entered<'_>) -> Result<(), Failure> {
+        match to.look() {
+            Ok(found) if found.is_file() && found.nlink() > 1 => self.clear(item, to),
             _ => Ok(()),
         }
     }
 
     /// One more name of a copy.
-    fn link(&self, first: &Path, to: &Path) -> Result<(), Failure> {
-        self.clear(to)?;
-        host::hard_link(first, to).map_err(|e| failed(to, &e))
+    fn link(&self, first: &Name, item: &Item, to: &Entered<'_>) -> Result<(), Failure> {
+        self.clear(item, to)?;
+        let first = self
+            .host
+            .enter(first)
+            .map_err(|e| failed(&first.path, &e))?;
+        let ((folder, name), (to_folder, to_name)) = (first.at(), to.at());
+        linkat(folder, name, to_folder, to_name, AtFlags::empty())
+            .map_err(|e| item.failed(&e.into()))
     }
-}
 
-fn identity(path: &Path) -> Option<(u64, u64)> {
-    let found = host::symlink_metadata(path).ok()?;
-    Some((found.dev(), found.ino()))
-}
-
-/// Makes a folder that only its owner may enter; false if there is one.
-fn make_folder(to: &Path) -> Result<bool, Failure> {
-    match host::DirBuilder::new().mode(0o700).create(to) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            let found = host::symlink_metadata(to).map_err(|e| failed(to, &e))?;
-            match found.file_type() {
-                found if found.is_dir() => Ok(false),
-                found if found.is_symlink() => Err(not_followed(shown(to))),
-                _ => Err(not_a_folder(shown(to))),
-            }
-        }
-        Err(error) => Err(failed(to, &error)),
+    /// Makes a folder that only its owner may enter, if there is none, and enters it. Says whether it is new.
+    fn make_folder(&self, to: &Name) -> Result<(Rc<Folder>, bool), Failure> {
+        let failed = |e: io::Error| failed(&to.path, &e);
+        let place = self.host.enter(to).map_err(failed)?;
+        let (above, name) = place.at();
+        let is_new = match mkdirat(above, name, Mode::RWXU) {
+            Ok(()) => true,
+            Err(Errno::EXIST) => false,
+            Err(error) => return Err(failed(error.into())),
+        };
+        let entered = self.host.folder(to);
+        let entered = entered.map_err(|error| match place.look() {
+            Ok(found) if found.is_symlink() => not_followed(shown(&to.path)),
+            Ok(found) if !found.is_dir() => not_a_folder(shown(&to.path)),
+            _ => failed(error),
+        })?;
+        Ok((entered, is_new))
     }
 }

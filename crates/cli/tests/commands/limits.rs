@@ -67,3 +67,25 @@ fn a_cache_that_has_no_room_is_refused_before_anything_is_written() {
     assert_eq!(ran.to_string().lines().count(), 1, "{ran}");
     assert!(fs::read(&array.images[0]).unwrap() == before, "it wrote");
 }
+
+/// A copy has few folders open at a time, however many there are in a tree, and each in how many others.
+#[test]
+fn a_tree_is_copied_that_has_more_folders_than_there_are_descriptors() {
+    let array = Array::made(1);
+    let (deep, wide) = ("d/".repeat(100), "w/".repeat(50));
+    fs::create_dir_all(array.path("tree").join(&deep)).unwrap();
+    fs::write(array.path("tree").join(&deep).join("file"), "deep").unwrap();
+    for i in 0..100 {
+        let folder = array.path("tree").join(&wide).join(i.to_string());
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("file"), "wide").unwrap();
+        fs::hard_link(folder.join("file"), array.path(&format!("tree/{i}"))).unwrap();
+    }
+    let (device, tree) = (&array.images[0], array.path("tree"));
+    let copy = ["cp", "-a", "-d", device.to_str().unwrap()];
+    limited("-n 40", &copy, &[tree.clone(), PathBuf::from(":/")]).succeeds();
+    let back = array.path("back");
+    limited("-n 40", &copy, &[PathBuf::from(":/tree"), back.clone()]).succeeds();
+    let same = Command::new("diff").arg("-r").args([&tree, &back]).status();
+    assert!(same.unwrap().success());
+}

@@ -1,0 +1,219 @@
+//! Files of the host by folder and name.
+//!
+//! 1. Only the path that the user has named is handed to the host as a whole. Each folder below it is entered from the one that it is in, by its
+//!    name, and no symbolic link is followed.
+//! 2. A folder that is entered again is the one that was there before, by device and inode.
+//! 3. Only the folder that was entered last is kept open: no tree is too deep or too wide for the descriptors that there are.
+
+use std::cell::RefCell;
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use rustix::fs::{self as calls, AtFlags, CWD, Dir, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::offline::bytes;
+
+/// A folder that was entered.
+pub struct Folder {
+    path: PathBuf,
+    /// How many bytes of the path are the user's.
+    given: usize,
+    id: (u64, u64),
+}
+
+/// A name in a folder; without one, a path that the user has named.
+pub struct Name {
+    folder: Option<(Rc<Folder>, OsString)>,
+    /// All of the path, for messages.
+    pub path: PathBuf,
+}
+
+impl Name {
+    pub fn given(path: PathBuf) -> Self {
+        Name { folder: None, path }
+    }
+
+    pub fn within(folder: &Rc<Folder>, name: &OsStr) -> Self {
+        Name {
+            folder: Some((Rc::clone(folder), name.to_owned())),
+            path: folder.path.join(name),
+        }
+    }
+}
+
+/// A name whose folder is open.
+pub struct Entered<'n> {
+    folder: Option<Rc<OwnedFd>>,
+    name: &'n Path,
+}
+
+impl Entered<'_> {
+    pub fn at(&self) -> (BorrowedFd<'_>, &Path) {
+        let folder = self.folder.as_ref().map_or(CWD, |folder| folder.as_fd());
+        (folder, self.name)
+    }
+
+    /// Opens what is there, or makes a file, as open(2) does.
+    pub fn open(&self, flags: OFlags, mode: Mode) -> io::Result<File> {
+        let (folder, name) = self.at();
+        let flags = flags | OFlags::CLOEXEC;
+        Ok(File::from(calls::openat(folder, name, flags, mode)?))
+    }
+
+    /// Opens a folder to enter what is in it, which needs no permission to read it.
+    fn open_folder(&self) -> io::Result<OwnedFd> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW;
+        Ok(OwnedFd::from(self.open(flags, Mode::empty())?))
+    }
+
+    /// What is there, a link itself.
+    pub fn look(&self) -> io::Result<Metadata> {
+        let found = self.open(OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
+        found.metadata()
+    }
+
+    /// Device and inode of what is there, a link itself.
+    pub fn identity(&self) -> Option<(u64, u64)> {
+        let (folder, name) = self.at();
+        let found = calls::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        Some((found.st_dev, found.st_ino))
+    }
+
+    /// Removes what is no folder.
+    pub fn remove(&self) -> io::Result<()> {
+        let (folder, name) = self.at();
+        Ok(calls::unlinkat(folder, name, AtFlags::empty())?)
+    }
+
+    /// What a symbolic link says.
+    pub fn target(&self) -> io::Result<Vec<u8>> {
+        let (folder, name) = self.at();
+        Ok(calls::readlinkat(folder, name, Vec::new())?.into_bytes())
+    }
+
+    /// A path to the name for calls that take no folder; it leads through the open one.
+    pub fn path(&self) -> PathBuf {
+        match &self.folder {
+            Some(folder) => {
+                let number = folder.as_raw_fd();
+                Path::new(&format!("/proc/self/fd/{number}")).join(self.name)
+            }
+            None => self.name.to_owned(),
+        }
+    }
+}
+
+/// Enters folders.
+#[derive(Default)]
+pub struct Folders {
+    last: RefCell<Option<(Rc<Folder>, Rc<OwnedFd>)>>,
+}
+
+impl Folders {
+    /// Opens the folder that a name is in.
+    pub fn enter<'n>(&self, name: &'n Name) -> io::Result<Entered<'n>> {
+        let Some((folder, name)) = &name.folder else {
+            return Ok(Entered {
+                folder: None,
+                name: &name.path,
+            });
+        };
+        // What is none leads elsewhere, whoever has written it.
+        if name == ".." || name.as_bytes().contains(&b'/') {
+            return Err(Errno::INVAL.into());
+        }
+        Ok(Entered {
+            folder: Some(self.open(folder)?),
+            name: Path::new(name),
+        })
+    }
+
+    /// The folder of a name, from now on the one that is entered by it.
+    pub fn folder(&self, name: &Name) -> io::Result<Rc<Folder>> {
+        // The host takes no longer ones, and so no tree is deeper than this.
+        if name.path.as_os_str().len() >= libc::PATH_MAX as usize {
+            return Err(Errno::NAMETOOLONG.into());
+        }
+        let open = File::from(self.enter(name)?.open_folder()?);
+        let entered = Rc::new(Folder {
+            path: name.path.clone(),
+            given: match &name.folder {
+                Some((above, _)) => above.given,
+                None => name.path.as_os_str().len(),
+            },
+            id: id(&open.metadata()?),
+        });
+        *self.last.borrow_mut() = Some((Rc::clone(&entered), Rc::new(open.into())));
+        Ok(entered)
+    }
+
+    fn open(&self, folder: &Rc<Folder>) -> io::Result<Rc<OwnedFd>> {
+        if let Some((last, open)) = &*self.last.borrow()
+            && Rc::ptr_eq(last, folder)
+        {
+            return Ok(Rc::clone(open));
+        }
+        let (given, below) = bytes(&folder.path).split_at(folder.given);
+        let root = Entered {
+            folder: None,
+            name: Path::new(OsStr::from_bytes(given)),
+        };
+        let was_folder = |error: io::Error| match error.raw_os_error() {
+            Some(libc::ENOTDIR | libc::ELOOP) => replaced(),
+            _ => error,
+        };
+        let mut at = root.open_folder().map_err(was_folder)?;
+        for name in below.split(|byte| *byte == b'/').filter(|n| !n.is_empty()) {
+            let next = Entered {
+                folder: Some(Rc::new(at)),
+                name: Path::new(OsStr::from_bytes(name)),
+            };
+            at = next.open_folder().map_err(was_folder)?;
+        }
+        let at = File::from(at);
+        if id(&at.metadata()?) != folder.id {
+            return Err(replaced());
+        }
+        let at = Rc::new(OwnedFd::from(at));
+        *self.last.borrow_mut() = Some((Rc::clone(folder), Rc::clone(&at)));
+        Ok(at)
+    }
+
+    /// Opens a folder itself, to be read.
+    pub fn readable(&self, folder: &Rc<Folder>) -> io::Result<File> {
+        let entered = Entered {
+            folder: Some(self.open(folder)?),
+            name: Path::new("."),
+        };
+        entered.open(OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())
+    }
+}
+
+/// Device and inode.
+pub fn id(meta: &Metadata) -> (u64, u64) {
+    (meta.dev(), meta.ino())
+}
+
+/// The names in an open folder but "." and "..".
+pub fn names(folder: File) -> io::Result<Vec<OsString>> {
+    let mut names = Vec::new();
+    for entry in Dir::new(folder)? {
+        let name = entry?.file_name().to_bytes().to_vec();
+        if name != b"." && name != b".." {
+            names.push(OsString::from_vec(name));
+        }
+    }
+    Ok(names)
+}
+
+/// What was looked at is there no more, but something else.
+pub fn replaced() -> io::Error {
+    io::Error::other("somebody has replaced it meanwhile")
+}
