@@ -188,11 +188,23 @@ impl Folders {
 
     /// Opens a folder itself, to be read.
     pub fn readable(&self, folder: &Rc<Folder>) -> io::Result<File> {
-        let entered = Entered {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        let mut entered = Entered {
             folder: Some(self.open(folder)?),
-            name: Path::new("."),
+            name: Path::new(""),
         };
-        entered.open(OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())
+        let itself = Entered {
+            folder: None,
+            name: &entered.path(),
+        };
+        match itself.open(flags, Mode::empty()) {
+            // No /proc. As "." it has to be one that may be searched, too.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                entered.name = Path::new(".");
+                entered.open(flags, Mode::empty())
+            }
+            done => done,
+        }
     }
 }
 

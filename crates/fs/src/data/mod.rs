@@ -24,7 +24,7 @@
 //! 8. Who changes content looks under the file's I/O lock whether the file system is being closed, and who writes content to the devices, under that lock as well, whether
 //!    that has ended ([`Files::end`], which has each lock after it has said so). What is on its way beside the lock, flights and streams' pieces, is refused and waited for before
 //!    ([`Files::finish_writes`]), and what a record vouches for is written by a commit, of which the store's end has the last. So a file system that has ended has all that was
-//!    not refused, and its devices change no more.
+//!    not refused, and no content on its devices changes: what a transaction stages is under no lock, and goes to blocks that are nobody's.
 
 mod advice;
 mod ahead;

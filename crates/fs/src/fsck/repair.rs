@@ -167,11 +167,11 @@ pub enum Outcome {
     Repaired,
     /// Nothing was written: the array is as it was.
     Refused { why: String, remedy: String },
-    /// Old states of devices were to be accepted, and the repair failed after its first write and before its record. The array is refused as before; the latest
+    /// Old states of devices were to be accepted, and the repair failed after its first write and before its record, for want of room or by what cannot be read. The array is refused as before; the latest
     /// states of those devices no longer fit it.
     Begun { why: String, remedy: String },
     /// The repair is written, with the losses that the actions name, and this kept what follows it from its end: copies of labels and
-    /// checkpoint records, and the deletion of unlinked files. Whether the devices hold it is in doubt if the record itself failed. Where old states of devices are accepted
+    /// checkpoint records, and the deletion of unlinked files. Whether the devices hold it is in doubt if one failed before the record was written for certain. Where old states of devices are accepted
     /// the array may be refused as before until a repeat, and their latest states no longer fit it.
     Unfinished {
         why: String,
