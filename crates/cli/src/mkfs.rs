@@ -384,23 +384,29 @@ fn discard(devices: &[Arc<dyn BlockDevice>]) -> Result<(), Failure> {
     Ok(interrupt::check()?)
 }
 
+/// Arguments for small images, which are made where there are none.
+#[cfg(test)]
+pub fn small(devices: Vec<PathBuf>) -> Mkfs {
+    Mkfs {
+        devices,
+        label: String::new(),
+        stripe_unit: None,
+        journal_size: None,
+        size: Some(64 << 20),
+        uuid: None,
+        force: false,
+        no_discard: true,
+        quiet: true,
+        json: false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn claimed(devices: &[PathBuf], then: impl FnOnce(&mut Vec<Claim<'_>>)) {
-        let args = Mkfs {
-            devices: devices.to_vec(),
-            label: String::new(),
-            stripe_unit: None,
-            journal_size: None,
-            size: Some(64 << 20),
-            uuid: None,
-            force: false,
-            no_discard: true,
-            quiet: true,
-            json: false,
-        };
+        let args = small(devices.to_vec());
         let mut claims = Claims::default();
         claim_all(&args, &mut claims).unwrap();
         then(&mut claims.all);

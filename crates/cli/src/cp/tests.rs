@@ -6,7 +6,7 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use tempfile::TempDir;
 
 use super::*;
-use crate::args::{Mkfs, Source};
+use crate::args::Source;
 use crate::mkfs;
 
 /// What is done once, and after the look at which folder.
@@ -18,19 +18,7 @@ struct Host(TempDir);
 impl Host {
     fn new() -> Self {
         let host = Host(TempDir::new().unwrap());
-        mkfs::make(&Mkfs {
-            devices: vec![host.path("image")],
-            label: String::new(),
-            stripe_unit: None,
-            journal_size: None,
-            size: Some(64 << 20),
-            uuid: None,
-            force: false,
-            no_discard: true,
-            quiet: true,
-            json: false,
-        })
-        .unwrap();
+        mkfs::make(&mkfs::small(vec![host.path("image")])).unwrap();
         host.tree("home/docs", "a document");
         host.tree("other", "a secret");
         host
