@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 /// `ioctl` request numbers that the `libc` crate does not name (x86, ARM, RISC-V encoding).
+const BLKROSET: libc::c_ulong = 0x125D;
 const BLKROGET: libc::c_ulong = 0x125E;
 const BLKSSZGET: libc::c_ulong = 0x1268;
 const BLKDISCARD: libc::c_ulong = 0x1277;
@@ -137,13 +138,26 @@ pub fn attach_loop(image: &File) -> io::Result<(PathBuf, File)> {
         let done =
             unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE as _, &raw const config) };
         match check(done) {
-            Ok(()) => return Ok((path, device)),
+            Ok(()) => {
+                take_writes(&device)?;
+                return Ok((path, device));
+            }
             // Somebody else took it first.
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
             Err(error) => return Err(error),
         }
     }
     Err(io::Error::from_raw_os_error(libc::EBUSY))
+}
+
+/// Ends what `blockdev --setro` began: a loop device stays read-only when another file is attached to it.
+fn take_writes(device: &File) -> io::Result<()> {
+    if !is_write_protected(device)? {
+        return Ok(());
+    }
+    let read_only: libc::c_int = 0;
+    // SAFETY: BLKROSET reads one int, which `read_only` is.
+    check(unsafe { libc::ioctl(device.as_raw_fd(), BLKROSET as _, &raw const read_only) })
 }
 
 /// Makes `target`'s descriptor number refer to `replacement`'s open file, at once; what it

@@ -32,6 +32,13 @@ clean() {
     done
 }
 trap clean EXIT
+# A loop device over a file. What somebody had made read-only stays so when its next file comes.
+attach() {
+    local device
+    device=$(losetup --find --show "$@")
+    blockdev --setrw "$device"
+    echo "$device"
+}
 # The command fails, and says this.
 refused() {
     local words="$1"; shift
@@ -100,8 +107,8 @@ not mounted mnt
 
 const FUSEBLK: &str = r#"
 truncate -s 128M a.img b.img
-a=$(losetup --find --show a.img)
-b=$(losetup --find --show b.img)
+a=$(attach a.img)
+b=$(attach b.img)
 mkdir mnt
 "$SHEAF" mkfs -q $a $b
 # Nothing but sync makes this durable before the daemon dies.
@@ -147,7 +154,7 @@ umount mnt
 /// A loop device and the file behind it are one storage: who has one keeps others from the other.
 const BOTH_NAMES: &str = r#"
 truncate -s 128M a.img
-a=$(losetup --find --show a.img)
+a=$(attach a.img)
 mkdir mnt other
 refused "the same device" "$SHEAF" mkfs --force $a a.img
 "$SHEAF" mkfs -q $a
@@ -168,8 +175,8 @@ done
 # Of a device that shows a part of the file the rest is somebody else's.
 losetup -d $a
 truncate -s 256M a.img
-a=$(losetup --find --show --sizelimit 128M a.img)
-b=$(losetup --find --show --offset 128M a.img)
+a=$(attach --sizelimit 128M a.img)
+b=$(attach --offset 128M a.img)
 "$SHEAF" mkfs -q --force $a $b
 "$SHEAF" mount $a $b mnt
 refused "in use" "$SHEAF" mkfs --force a.img
@@ -183,9 +190,9 @@ umount other
 /// Who names a file system once gets it by whatever names its devices have, but never with a copy of one.
 const NAMED_ONCE: &str = r#"
 truncate -s 128M a.img b.img other.img
-a=$(losetup --find --show a.img)
-again=$(losetup --find --show a.img)
-b=$(losetup --find --show b.img)
+a=$(attach a.img)
+again=$(attach a.img)
+b=$(attach b.img)
 mkdir mnt
 # A run that was killed may have left devices behind.
 label=suite-once-$$
@@ -203,7 +210,7 @@ done
 fill mnt
 cp b.img copy.img
 "$SHEAF" umount mnt
-copy=$(losetup --find --show copy.img)
+copy=$(attach copy.img)
 for name in LABEL=$label UUID=$uuid $a; do
     for command in mount fsck; do
         at=""; test $command = fsck || at=mnt
@@ -216,7 +223,7 @@ verify mnt
 "$SHEAF" umount mnt
 "$SHEAF" fsck $b
 losetup -d $copy
-other=$(losetup --find --show other.img)
+other=$(attach other.img)
 "$SHEAF" mkfs -q -L $label $other
 refused "2 file systems are called" "$SHEAF" mount LABEL=$label mnt
 grep "UUID=$uuid on " said | grep -q "$other"
@@ -228,7 +235,7 @@ verify mnt
 /// The sides of a benchmark take turns on a device that holds nothing, and leave nothing on it.
 const BENCH_DEVICE: &str = r#"
 truncate -s 1G a.img
-a=$(losetup --find --show a.img)
+a=$(attach a.img)
 bench() {
     "$SHEAF" bench fxmark --device $a --workload MWCL,MWUM --threads 1 --pool 1000 \
         --operations 1000 --runs 1 --seconds 60 --json "$@"
@@ -255,8 +262,8 @@ rmdir "$DIR/sheaf-bench-$bench-0"
 /// With mount.sheaf and so on in /sbin, as the README has it.
 const HELPERS: &str = r#"
 truncate -s 128M a.img b.img
-a=$(losetup --find --show a.img)
-b=$(losetup --find --show b.img)
+a=$(attach a.img)
+b=$(attach b.img)
 mkdir mnt
 # A run that was killed may have left devices behind.
 label=suite-helpers-$$
@@ -303,7 +310,7 @@ losetup -d $b
 refused "missing" "$SHEAF" mount LABEL=$label mnt
 mount.sheaf LABEL=$label mnt -o device_timeout=60 2> said & late=$!
 until grep -q waiting said; do sleep 0.1; done
-b=$(losetup --find --show b.img)
+b=$(attach b.img)
 wait $late
 verify mnt
 umount mnt
@@ -468,7 +475,7 @@ verify mnt
 /// else would get it.
 const SIGNALS_BLOCK_DEVICE: &str = r#"
 truncate -s 1G a.img
-a=$(losetup --find --show a.img)
+a=$(attach a.img)
 mkdir mnt other
 "$SHEAF" mkfs -q $a
 lazy="write_back=3600,commit=3600,checkpoint=3600"

@@ -19,6 +19,7 @@ mod unmounted;
 mod untold;
 
 use std::fs::{self, Permissions};
+use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -798,28 +799,6 @@ fn a_mount_whose_pid_file_cannot_be_written_does_not_happen() {
     sheaf(&["fsck"], &[], &array.images).succeeds();
 }
 
-/// A loop device over a file; `None` where the machine does not let us make one.
-struct Loop(PathBuf);
-
-impl Loop {
-    fn attach(image: &Path) -> Option<Loop> {
-        let out = Command::new("losetup")
-            .args(["--find", "--show"])
-            .arg(image)
-            .output()
-            .ok()?;
-        let path = String::from_utf8(out.stdout).ok()?;
-        out.status.success().then(|| Loop(path.trim().into()))
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let done = Command::new("losetup").arg("-d").arg(&self.0).status();
-        assert!(done.is_ok_and(|status| status.success()));
-    }
-}
-
 /// mkfs had wiped the devices before it, and the others had written to them; whoever opened it was told of its first
 /// write, which failed.
 #[test]
@@ -828,11 +807,15 @@ fn nothing_is_written_where_one_device_takes_no_writes() {
     for image in &array.images {
         fs::File::create(image).unwrap().set_len(64 << 20).unwrap();
     }
-    let attached: Option<Vec<Loop>> = array.images.iter().map(|i| Loop::attach(i)).collect();
-    let Some(attached) = attached else {
+    let attach = |image| {
+        let image = fs::File::options().read(true).write(true).open(image);
+        base::sys::attach_loop(&image.unwrap())
+    };
+    let attached: io::Result<Vec<_>> = array.images.iter().map(attach).collect();
+    let Ok(attached) = attached else {
         return base::skip("loop devices");
     };
-    let devices: Vec<PathBuf> = attached.iter().map(|device| device.0.clone()).collect();
+    let devices: Vec<PathBuf> = attached.iter().map(|(device, _)| device.clone()).collect();
     sheaf(&["mkfs"], &["--label", "kept"], &devices).succeeds();
     let file = array.path("file");
     fs::write(&file, b"kept").unwrap();

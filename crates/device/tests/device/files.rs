@@ -555,9 +555,13 @@ impl Loop {
             .output()
             .ok()?;
         let path = String::from_utf8(out.stdout).ok()?;
-        out.status
-            .success()
-            .then(|| Loop(PathBuf::from(path.trim())))
+        if !out.status.success() {
+            return None;
+        }
+        let attached = Loop(PathBuf::from(path.trim()));
+        // A test that was killed may have left it read-only; it stays so when its next file comes.
+        set_writable(&attached.0, true);
+        Some(attached)
     }
 }
 
@@ -644,7 +648,7 @@ fn a_block_device_that_takes_no_writes_is_opened_to_read_and_not_to_write() {
     );
     array.write_labels().unwrap();
     drop(array);
-    set_writable(&protected, false);
+    set_writable(&protected.0, false);
     for exclusive in [true, false] {
         let options = OpenOptions {
             exclusive,
@@ -666,13 +670,38 @@ fn a_block_device_that_takes_no_writes_is_opened_to_read_and_not_to_write() {
         let array = Array::assemble(devices, true).unwrap();
         array.read(0, &mut [0; 512]).unwrap();
     }
-    set_writable(&protected, true);
+    set_writable(&protected.0, true);
     open_devices(&paths, &OpenOptions::default()).unwrap();
 }
 
-fn set_writable(device: &Loop, writable: bool) {
+/// Tests that were stopped between left loop devices behind that no later test could write to.
+#[test]
+fn a_loop_device_left_read_only_takes_writes_with_its_next_file() {
+    let _claims = CLAIMS.lock();
+    let images = Images::new(&[1 << 20]);
+    let mut options = std::fs::File::options();
+    let image = options.read(true).write(true).open(&images.paths[0]);
+    let image = image.unwrap();
+    // Somebody else may take the one that was let go.
+    for _ in 0..16 {
+        let Ok((first, attached)) = base::sys::attach_loop(&image) else {
+            return base::skip("loop devices for a user without root");
+        };
+        set_writable(&first, false);
+        assert!(base::sys::is_write_protected(&attached).unwrap());
+        drop(attached);
+        let (second, attached) = base::sys::attach_loop(&image).unwrap();
+        assert!(!base::sys::is_write_protected(&attached).unwrap());
+        if first == second {
+            return;
+        }
+    }
+    panic!("no device was given out twice");
+}
+
+fn set_writable(device: &Path, writable: bool) {
     let option = if writable { "--setrw" } else { "--setro" };
-    let done = Command::new("blockdev").arg(option).arg(&device.0).status();
+    let done = Command::new("blockdev").arg(option).arg(device).status();
     assert!(done.unwrap().success());
 }
 
