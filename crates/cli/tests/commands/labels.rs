@@ -11,7 +11,7 @@ use format::label::Label;
 use tempfile::TempDir;
 use zerocopy::IntoBytes;
 
-use crate::Ran;
+use crate::{Ran, sparse};
 
 const CORRECTED: i32 = 1;
 const UNCORRECTED: i32 = 4;
@@ -82,7 +82,10 @@ impl Array {
     }
 
     fn bytes(&self) -> Vec<Vec<u8>> {
-        self.images.iter().map(|i| fs::read(i).unwrap()).collect()
+        self.images
+            .iter()
+            .map(|i| sparse::read(i).unwrap())
+            .collect()
     }
 
     fn fsck(&self, options: &[&str]) -> Ran {
@@ -188,30 +191,33 @@ fn a_disk_that_is_another_gets_no_label() {
     let array = Array::made();
     let sound = array.bytes();
     // Blank.
-    fs::write(&array.images[1], vec![0; DEVICE as usize]).unwrap();
+    File::create(&array.images[1])
+        .unwrap()
+        .set_len(DEVICE)
+        .unwrap();
     array.refuses("nothing proves that it is the missing device");
-    fs::write(&array.images[1], &sound[1]).unwrap();
+    sparse::write(&array.images[1], &sound[1]).unwrap();
     // A copy of another member.
     for (copied, index) in [(0, 1), (1, 0), (2, 0)] {
-        fs::write(&array.images[index], &sound[copied]).unwrap();
+        sparse::write(&array.images[index], &sound[copied]).unwrap();
         array.lose_label(index);
         array.refuses("nothing proves that it is the missing device");
-        fs::write(&array.images[index], &sound[index]).unwrap();
+        sparse::write(&array.images[index], &sound[index]).unwrap();
     }
     // Of another file system, made in the same way.
     let other = Array::made();
     for (index, (own, others)) in array.images.iter().zip(&other.images).enumerate() {
         other.lose_label(index);
-        fs::copy(others, own).unwrap();
+        sparse::write(own, &sparse::read(others).unwrap()).unwrap();
         array.refuses("nothing proves that it is the missing device");
-        fs::write(own, &sound[index]).unwrap();
+        sparse::write(own, &sound[index]).unwrap();
     }
     // Smaller than it was.
     let mut smaller = sound[1][..DEVICE as usize - 4096].to_vec();
     smaller[..4096].fill(0);
-    fs::write(&array.images[1], smaller).unwrap();
+    sparse::write(&array.images[1], &smaller).unwrap();
     array.refuses("are smaller than the missing devices");
-    fs::write(&array.images[1], &sound[1]).unwrap();
+    sparse::write(&array.images[1], &sound[1]).unwrap();
     array.check();
 }
 
@@ -219,7 +225,7 @@ fn a_disk_that_is_another_gets_no_label() {
 fn a_disk_that_was_enlarged_gets_its_label_again() {
     let array = Array::made();
     let larger = [&array.bytes()[1][..], &[0; 4096]].concat();
-    fs::write(&array.images[1], larger).unwrap();
+    sparse::write(&array.images[1], &larger).unwrap();
     array.lose_label(1);
     array.fsck(&["--relabel"]).exits(CORRECTED);
     array.check();
@@ -252,7 +258,7 @@ fn a_label_of_which_most_is_left_needs_no_other_proof() {
     for at in COPIES {
         copy[at as usize + 200] ^= 4;
     }
-    fs::write(&array.images[2], copy).unwrap();
+    sparse::write(&array.images[2], &copy).unwrap();
     array.refuses("what is left of their labels says otherwise");
 }
 
@@ -277,10 +283,10 @@ fn what_somebody_else_may_want_is_not_written_over() {
     array.lose_label(1);
     array.image(1).write_all_at(b"XFSB", 0).unwrap();
     array.refuses("wipefs");
-    fs::write(&array.images[1], &sound[1]).unwrap();
+    sparse::write(&array.images[1], &sound[1]).unwrap();
     clear(&array.image(1), 7);
     array.refuses("wipefs");
-    fs::write(&array.images[1], &sound[1]).unwrap();
+    sparse::write(&array.images[1], &sound[1]).unwrap();
     for index in 0..3 {
         // A table without a partition is what the mistake was; it takes checkpoint slots with it.
         clear(&array.image(index), 0);
@@ -293,7 +299,7 @@ fn what_somebody_else_may_want_is_not_written_over() {
         array.check();
     }
     // Since then checkpoints were made: what was there before is an old copy.
-    fs::write(&array.images[1], &sound[1]).unwrap();
+    sparse::write(&array.images[1], &sound[1]).unwrap();
     array.lose_label(1);
     array.refuses("it is an old copy");
 }
@@ -315,7 +321,7 @@ fn an_interrupted_repair_is_repeated() {
         label[offset_of!(Label, mount_id)..][..8].fill(0);
         label
     };
-    let now = fs::read(&array.images[1]).unwrap();
+    let now = sparse::read(&array.images[1]).unwrap();
     assert!(plain(&now[..4096]) == plain(&sound[1][..4096]));
     assert!(now[..4096] == now[COPIES[1] as usize..][..4096]);
     // Beside a partition table a label in the last block does not speak for a device.
@@ -342,7 +348,10 @@ fn of_several_lost_labels_each_is_proven() {
     assert!(array.bytes() == sound);
     // One of them is another disk.
     array.lose_label(1);
-    fs::write(&array.images[2], vec![0; DEVICE as usize]).unwrap();
+    File::create(&array.images[2])
+        .unwrap()
+        .set_len(DEVICE)
+        .unwrap();
     array.refuses("proves");
 }
 
@@ -378,7 +387,7 @@ fn relabel_is_said_alone_and_of_devices_by_name() {
 
 /// Another image, in place of one, without a label.
 fn put(array: &Array, index: usize, image: &[u8]) {
-    fs::write(&array.images[index], image).unwrap();
+    sparse::write(&array.images[index], image).unwrap();
     array.lose_label(index);
 }
 
@@ -396,7 +405,7 @@ impl Array {
         let dir = TempDir::new().unwrap();
         let images: Vec<PathBuf> = ["a", "b", "c"].map(|name| dir.path().join(name)).into();
         for (from, to) in self.images.iter().zip(&images) {
-            fs::copy(from, to).unwrap();
+            sparse::write(to, &sparse::read(from).unwrap()).unwrap();
         }
         Array { dir, images }
     }
@@ -412,7 +421,7 @@ fn an_old_copy_gets_no_label() {
     for index in [0, 1] {
         put(&array, index, &old[index]);
         array.refuses("it is an old copy");
-        fs::write(&array.images[index], &sound[index]).unwrap();
+        sparse::write(&array.images[index], &sound[index]).unwrap();
     }
     array.check();
 }
@@ -426,7 +435,7 @@ fn nothing_is_called_otherwise_beside_an_old_copy() {
     let sound = array.bytes();
     let label = |options: &[&str]| sheaf(&[&["label"], options].concat(), &array.images);
     for index in 0..3 {
-        fs::write(&array.images[index], &old[index]).unwrap();
+        sparse::write(&array.images[index], &old[index]).unwrap();
         let before = array.bytes();
         for change in [["-L", "new"], ["-U", "random"]] {
             let name = array.images[index].to_str().unwrap();
@@ -437,11 +446,11 @@ fn nothing_is_called_otherwise_beside_an_old_copy() {
         }
         assert!(array.bytes() == before, "it wrote");
         label(&[]).exits(0);
-        fs::write(&array.images[index], &sound[index]).unwrap();
+        sparse::write(&array.images[index], &sound[index]).unwrap();
     }
     label(&["-L", "new"]).exits(0);
     // Put back to a copy from before that.
-    fs::write(&array.images[2], &sound[2]).unwrap();
+    sparse::write(&array.images[2], &sound[2]).unwrap();
     label(&[])
         .exits(OPERATIONAL)
         .says("disagree about what the array is called")
@@ -490,7 +499,7 @@ fn an_old_copy_of_an_array_in_use_gets_no_label_but_where_the_journal_ends() {
                 taken += 1;
             }
         }
-        fs::write(&cut.images[index], &sound[index]).unwrap();
+        sparse::write(&cut.images[index], &sound[index]).unwrap();
     }
     assert!(taken <= 1, "{taken} of 3");
     // The device itself gets it.
@@ -534,7 +543,7 @@ fn a_disk_of_a_clone_that_diverged_gets_no_label() {
         for index in [0, 1] {
             put(&array, index, &theirs[index]);
             array.refuses("of another history of this file system");
-            fs::write(&array.images[index], &sound[index]).unwrap();
+            sparse::write(&array.images[index], &sound[index]).unwrap();
         }
         array.check();
     }
@@ -552,7 +561,7 @@ fn a_disk_of_a_twin_gets_no_label() {
             // Without its records, too, which have the other UUID.
             clear(&array.image(index), 0);
             array.refuses("nothing proves that it is the missing device");
-            fs::write(&array.images[index], &sound[index]).unwrap();
+            sparse::write(&array.images[index], &sound[index]).unwrap();
         }
         array.check();
     }
@@ -563,7 +572,7 @@ fn a_disk_of_a_twin_gets_no_label() {
 fn other_damage_is_left_to_a_repair() {
     let array = Array::made();
     // Names in nodes, behind the journal, on another device than the one without a label.
-    let image = fs::read(&array.images[0]).unwrap();
+    let image = sparse::read(&array.images[0]).unwrap();
     let options = device::OpenOptions::default();
     let devices = device::open_when_free(&array.images, &options).unwrap();
     let assembled = device::Array::assemble(devices, true).unwrap();
@@ -571,9 +580,13 @@ fn other_damage_is_left_to_a_repair() {
     let journal = geometry.journal_start.byte() + geometry.journal_bytes();
     let behind = journal as usize / 3 + (1 << 20);
     drop(assembled);
-    for at in behind..image.len() {
-        if image[at..].starts_with(b"a small file, number") {
-            array.image(0).write_all_at(b"A", at as u64).unwrap();
+    for (i, block) in image.chunks(4096).enumerate().skip(behind / 4096) {
+        let name = b"a small file, number";
+        let names = |at: &usize| block[*at..].starts_with(name);
+        let in_use = block.iter().any(|byte| *byte != 0);
+        for at in (0..block.len()).filter(|at| in_use && names(at)) {
+            let at = (i * 4096 + at) as u64;
+            array.image(0).write_all_at(b"A", at).unwrap();
         }
     }
     array.lose_label(1);
@@ -587,9 +600,11 @@ fn other_damage_is_left_to_a_repair() {
     let ran = ran.says("repaired: label of device 1");
     ran.says("`sheaf fsck --repair` corrects what can be corrected");
     for (index, bytes) in array.bytes().iter().enumerate() {
-        let differ = (0..bytes.len()).filter(|i| bytes[*i] != lost[index][*i]);
-        let label = |at: &usize| index == 1 && (*at < 4096 || *at >= (DEVICE - BLOCK) as usize);
-        assert!(differ.into_iter().all(|at| label(&at)));
+        let blocks = bytes.chunks(4096).zip(lost[index].chunks(4096));
+        for (i, (now, before)) in blocks.enumerate() {
+            let label = index == 1 && COPIES.contains(&(i as u64 * BLOCK));
+            assert!(label || now == before, "block {i} of device {index}");
+        }
     }
     array.fsck(&["--repair"]).exits(CORRECTED);
 }

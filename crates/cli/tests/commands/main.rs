@@ -14,6 +14,7 @@ mod refused;
 mod renamed;
 mod repair;
 mod said;
+mod sparse;
 mod states;
 mod unmounted;
 mod untold;
