@@ -24,7 +24,7 @@ mod ring;
 pub(crate) mod vectored;
 
 use crate::block::{Durability, Operation, Request};
-use crate::buf::{self, Loans, Segment};
+use crate::buf::{self, Loans};
 use crate::file::FileDevice;
 use crate::kept::Kept;
 use crate::queue::{Bell, Ended, Kind, Part, Queue, Wake};
@@ -294,31 +294,8 @@ impl<'b> Batch<'_, 'b, '_> {
             let Some(request) = self.rest.by_ref().find(|r| r.error.is_none()) else {
                 return;
             };
-            let part = self.part(request);
+            let part = Part::lent(request, &mut self.errors, self.loans);
             self.ring.push(&[self.device], part);
-        }
-    }
-
-    fn part(&mut self, request: &'b mut Request<'_>) -> Part {
-        let Request {
-            operation, error, ..
-        } = request;
-        let user = self.errors.len() as u64;
-        self.errors.push(error);
-        let offset = operation.offset();
-        let (kind, segment) = match operation {
-            Operation::Read { buf, .. } => (Kind::Read, self.loans.lend(buf)),
-            Operation::Write {
-                buf, durability, ..
-            } => (Kind::Write(*durability), self.loans.show(buf)),
-            Operation::Flush => (Kind::Flush, Segment::empty()),
-        };
-        Part {
-            user,
-            device: 0,
-            kind,
-            offset,
-            segment,
         }
     }
 

@@ -27,7 +27,7 @@ mod returns;
 mod tests;
 
 use crate::block::{BlockDevice, DeviceInfo, Durability, Operation, Request};
-use crate::buf::{self, Loans, Segment};
+use crate::buf::{self, Loans};
 use crate::error::Error;
 use crate::queue::{Bell, DeviceQueue, Ended, Kind, Part};
 use crate::reap::{Class, Group, Reaped, Reaper, Reaping, Source, Times};
@@ -272,36 +272,13 @@ impl<'b> Call<'_, 'b> {
             let mut letter =
                 VecDeque::with_capacity(mail::PARTS.min(rest.size_hint().1.unwrap_or(1)));
             for request in rest.by_ref().take(mail::PARTS) {
-                let part = self.part(request);
+                let part = Part::lent(request, &mut self.errors, self.loans);
                 let to = Arc::clone(self.returns);
                 letter.push_back(Sent { part, to });
             }
             self.sent += letter.len();
             shared.mail.send(urgency, letter);
             shared.bell.ring();
-        }
-    }
-
-    fn part(&mut self, request: &'b mut Request<'_>) -> Part {
-        let Request {
-            operation, error, ..
-        } = request;
-        let user = self.errors.len() as u64;
-        self.errors.push(error);
-        let offset = operation.offset();
-        let (kind, segment) = match operation {
-            Operation::Read { buf, .. } => (Kind::Read, self.loans.lend(buf)),
-            Operation::Write {
-                buf, durability, ..
-            } => (Kind::Write(*durability), self.loans.show(buf)),
-            Operation::Flush => (Kind::Flush, Segment::empty()),
-        };
-        Part {
-            user,
-            device: 0,
-            kind,
-            offset,
-            segment,
         }
     }
 }

@@ -19,7 +19,7 @@ pub(crate) use blocking::Blocking;
 pub use flights::{Flight, FlightId, Landed, Queues, Refused, Run};
 
 use crate::block::{BlockDevice, Durability, Operation, Request};
-use crate::buf::Segment;
+use crate::buf::{Loans, Segment};
 use crate::file::FileDevice;
 use base::clock::{self, Clock};
 use base::mapping::Mapping;
@@ -64,6 +64,32 @@ pub struct Part {
 }
 
 impl Part {
+    /// What a request of one device asks for. Its memory is on loan until the part's segment is given back; its mark is the
+    /// place among `errors` of where it tells its own.
+    pub(crate) fn lent<'b>(
+        request: &'b mut Request<'_>,
+        errors: &mut Vec<&'b mut Option<io::Error>>,
+        loans: &mut Loans<'b>,
+    ) -> Part {
+        let user = errors.len() as u64;
+        errors.push(&mut request.error);
+        let offset = request.operation.offset();
+        let (kind, segment) = match &mut request.operation {
+            Operation::Read { buf, .. } => (Kind::Read, loans.lend(buf)),
+            Operation::Write {
+                buf, durability, ..
+            } => (Kind::Write(*durability), loans.show(buf)),
+            Operation::Flush => (Kind::Flush, Segment::empty()),
+        };
+        Part {
+            user,
+            device: 0,
+            kind,
+            offset,
+            segment,
+        }
+    }
+
     /// What is to be done, for who does it at once.
     pub(crate) fn operation(&mut self) -> Operation<'_> {
         let offset = self.offset;
