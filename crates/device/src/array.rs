@@ -133,6 +133,9 @@ type DeviceBatch<'a> = (usize, SmallVec<[Request<'a>; 1]>);
 /// Those of all devices. What goes to one device in one piece takes no memory from the heap.
 type DeviceBatches<'a> = SmallVec<[DeviceBatch<'a>; 1]>;
 
+/// Has a function called with the number of each of some devices.
+type ForEachDevice<'a> = dyn Fn(&mut dyn FnMut(usize)) + 'a;
+
 impl Array {
     pub(crate) fn new(
         devices: Vec<Arc<dyn BlockDevice>>,
@@ -585,6 +588,16 @@ impl Array {
                 self.each_piece(io.byte(), io.bytes() as usize, |piece| each(piece.device));
             }
         };
+        self.end_durably(doubt, outcome, &each_device)
+    }
+
+    /// What follows durable writes to these devices, whatever came of them.
+    fn end_durably(
+        &self,
+        doubt: Option<Doubt<'_>>,
+        outcome: Result<(), Error>,
+        each_device: &ForEachDevice<'_>,
+    ) -> Result<(), Error> {
         let outcome = outcome.inspect_err(|error| {
             let mut is_cached = false;
             each_device(&mut |device| is_cached |= self.members[device].device.has_cache());
@@ -734,17 +747,7 @@ impl Array {
         let each_device = |each: &mut dyn FnMut(usize)| {
             places.iter().for_each(|&(device, _)| each(device));
         };
-        let outcome = outcome.inspect_err(|error| {
-            let mut is_cached = false;
-            each_device(&mut |device| is_cached |= self.members[device].device.has_cache());
-            self.note_failed(error, is_cached);
-        });
-        drop(doubt);
-        if outcome.is_ok() {
-            each_device(&mut |device| self.settle_flush(device));
-            self.settle_doubts();
-        }
-        outcome
+        self.end_durably(doubt, outcome, &each_device)
     }
 
     /// Drops the exclusive claim on a member while keeping it open, so that the kernel can
