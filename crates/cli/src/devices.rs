@@ -1,6 +1,7 @@
 //! From what the user names to an open array: `UUID=`, `LABEL=`, devices separated by ':',
 //! or one device of several, whose companions are found by their labels.
 
+use std::fs::DirEntry;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -127,9 +128,15 @@ fn files_beside(path: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(folder) else {
         return Vec::new();
     };
+    // Of a folder nothing is asked: what is mounted there may be hung.
+    let is_file = |entry: &DirEntry| {
+        let kind = entry.file_type();
+        kind.is_ok_and(|kind| kind.is_file() || kind.is_symlink() && entry.path().is_file())
+    };
     let mut files: Vec<PathBuf> = entries
-        .filter_map(|entry| entry.ok().map(|e| e.path()))
-        .filter(|file| file.is_file())
+        .flatten()
+        .filter(is_file)
+        .map(|entry| entry.path())
         .collect();
     files.sort();
     files

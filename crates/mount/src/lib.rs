@@ -322,9 +322,12 @@ pub fn spare_from_oom_killer() {
 }
 
 /// Makes the calling thread, and those it starts, safe to serve write-back: call it before
-/// the file system is opened. Needs privileges; without them nothing changes.
+/// the file system is opened. Needs the capability CAP_SYS_RESOURCE; without it nothing changes, and memory that a thread asks for may
+/// wait for pages of the mount, which it is to write back itself: in control groups of version 1 that have none left.
 pub fn become_io_flusher() {
     if let Err(error) = sys::set_io_flusher() {
-        tracing::debug!(%error, "not an I/O flusher");
+        tracing::info!(
+            "without CAP_SYS_RESOURCE the mount may hang in a full memory control group of version 1 that it shares with writers: {error}"
+        );
     }
 }

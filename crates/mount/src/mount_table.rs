@@ -28,6 +28,11 @@ impl MountedAt {
             .any(|kind| self.kind.strip_prefix(kind) == Some(subtype))
     }
 
+    /// Whether files of this device number lie in it.
+    pub fn is_of_device(&self, number: u64) -> bool {
+        self.device == format!("{}:{}", libc::major(number), libc::minor(number))
+    }
+
     /// The name of its directory in the FUSE control file system: the device number as the
     /// kernel counts it.
     pub fn connection(&self) -> Option<String> {

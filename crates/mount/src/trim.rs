@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::{Error, mount_table, sys};
@@ -29,9 +30,17 @@ impl Default for TrimRange {
 
 /// Has the Sheaf file system that is mounted at `root` discard its free space in a range; returns the bytes discarded. Needs root. Freeing
 /// that is not durable yet is made durable first.
+///
+/// # Errors
+/// [`Error::NotMounted`] where the name leads past the mount: what is mounted over the root folder is not what is found there.
 pub fn trim(root: &Path, range: TrimRange) -> Result<u64, Error> {
     let failed = |error| failed(root, error);
     let file = File::open(root).map_err(failed)?;
+    let device = file.metadata().map_err(failed)?.dev();
+    let mounted = mount_table::find(root).map_err(failed)?;
+    if !mounted.is_some_and(|mount| mount.is_sheaf() && mount.is_of_device(device)) {
+        return Err(Error::NotMounted(root.to_owned()));
+    }
     let range = [range.start, range.len, range.least];
     sys::ioctl_trim(file.as_fd(), range).map_err(failed)
 }
