@@ -372,6 +372,15 @@ impl<E: Clone> Commits<E> {
         state.issued == state.completed
     }
 
+    /// Returns when no batch is between its place and its completion. Commits have failed, and nobody is gathering: none follows.
+    pub fn await_idle(&self) {
+        let mut state = self.state.lock();
+        debug_assert!(state.failed.is_some());
+        while state.issued != state.completed {
+            self.completed.wait(&mut state);
+        }
+    }
+
     /// Completes a batch that was written, or was not, once those before it are.
     pub fn complete(&self, mut ticket: Ticket<'_, E>, written: Result<(), E>) -> Result<(), E> {
         let mut state = self.state.lock();
@@ -398,7 +407,8 @@ impl<E: Clone> Commits<E> {
             }
         };
         let told = state.tell();
-        let others = state.issued > state.completed;
+        // After a failure somebody may wait for the last one (`await_idle`).
+        let others = state.issued > state.completed || state.failed.is_some();
         drop(state);
         if others {
             self.completed.notify_all();

@@ -374,13 +374,12 @@ impl Journal {
         )
     }
 
-    /// Stages a record that changes nothing, so that there is a batch; `None` when the ring has no room. Returns its epoch.
-    pub fn stage_nothing(&self, shard: usize) -> Option<u64> {
-        let credit = self.try_credit(shard)?;
+    /// Stages a record that changes nothing for a credit, so that there is a batch. Returns its epoch.
+    pub fn stage_nothing(&self, shard: usize, credit: Credit) -> u64 {
         let mut record = vec![0; RECORD_HEAD_MAX];
         let pin = self.pin(shard);
         self.stage(&pin, seal_record(&mut record), Vec::new(), credit);
-        Some(pin.epoch())
+        pin.epoch()
     }
 
     /// Closes the open epoch, makes it durable and returns it with the anchor after its batch.
@@ -704,6 +703,13 @@ impl Journal {
     /// A failure elsewhere stops the journal (invariant 5).
     pub fn fail(&self, error: Error) {
         self.commits.fail(error);
+    }
+
+    /// Returns when no batch is on its way to the devices. The journal has failed: none follows (invariant 5).
+    pub fn await_batches(&self) {
+        // Who gathers has not seen that, and is about to give its batch a place.
+        drop(self.gather.lock());
+        self.commits.await_idle();
     }
 
     /// A checkpoint made everything before `tail` unnecessary.

@@ -708,6 +708,11 @@ impl Space {
         self.pending_blocks.fetch_sub(blocks, Ordering::Relaxed);
     }
 
+    /// Whoever releases has done so when this returns.
+    pub fn await_release(&self) {
+        drop(self.releasing.lock());
+    }
+
     /// How many blocks are available again: none of an unusable chunk.
     fn put_back(&self, chunks: &mut Chunks, extent: Extent) -> i64 {
         let Some((chunk, start)) = self.geometry.chunk_of(extent.block) else {

@@ -162,6 +162,8 @@ pub struct Store<C: Content> {
     pub(crate) threads: Mutex<Vec<base::thread::JoinHandle>>,
     /// No operation begins any more.
     pub(crate) ending: AtomicBool,
+    /// It has ended, and free space is discarded no more.
+    pub(crate) at_rest: AtomicBool,
     /// How it ended.
     pub(crate) ended: Mutex<Option<Result<(), Error>>>,
     /// Nodes that replay could not bring up to date; only in a store open read-only. They are
@@ -289,6 +291,7 @@ impl<C: Content> Store<C> {
             checkpoint_asked: Arc::new(AtomicBool::new(false)),
             threads: Mutex::new(rank::LEAF, Vec::new()),
             ending: AtomicBool::new(false),
+            at_rest: AtomicBool::new(false),
             ended: Mutex::new(rank::STORE_END, None),
             unreplayed: BTreeMap::new(),
             unread: Vec::new(),

@@ -108,7 +108,7 @@ impl<C: Content> Store<C> {
     }
 
     /// Stops the threads, makes everything durable and leaves a clean checkpoint. Operations that have begun are waited for, and
-    /// part of it; others fail. The store changes no more, whatever the outcome. Calling it again waits for
+    /// part of it; others fail. The store changes no more, whatever the outcome, and nothing is written to the devices, nor discarded. Calling it again waits for
     /// that, and returns the same.
     ///
     /// # Errors
@@ -130,8 +130,24 @@ impl<C: Content> Store<C> {
         {
             self.latch(&format!("it could not be closed: {error}"));
         }
+        self.come_to_rest();
         *ended = Some(outcome.clone());
         outcome
+    }
+
+    /// What others have begun to write or discard beside the end is over when this returns, and nothing of the kind begins any more: the journal has failed, if only
+    /// by the last checkpoint.
+    fn come_to_rest(&self) {
+        if self.options.read_only {
+            return;
+        }
+        debug_assert!(self.failed().is_some());
+        self.at_rest.store(true, Ordering::SeqCst);
+        // Each holds its lock while it writes, and has not seen the failure if it has the lock now.
+        drop(self.checkpoint_state.lock());
+        drop(self.trimming.lock());
+        self.space.await_release();
+        self.journal.await_batches();
     }
 
     fn stop_threads(&self) {
@@ -165,14 +181,82 @@ impl<C: Content> Store<C> {
 
 #[cfg(test)]
 mod tests {
+    use crate::error::Error;
+    use crate::new_data::NewData;
     use crate::op::Need;
     use crate::store::StoreOptions;
-    use crate::testing::{TestStore, format, options};
+    use crate::testing::{Bytes, TestStore, create, format, options};
     use base::atomic::{AtomicBool, Ordering};
     use base::clock::Clock;
+    use device::AlignedBuf;
     use device::sim::SimDevice;
+    use format::BLOCK_SIZE;
     use std::sync::Arc;
     use std::time::Duration;
+
+    /// Runs on a thread of its own, which notes that it has come to an end.
+    fn aside(work: impl FnOnce() + Send + 'static) -> (base::thread::JoinHandle, Arc<AtomicBool>) {
+        let over = Arc::new(AtomicBool::new(false));
+        let tells = Arc::clone(&over);
+        let work = move || {
+            work();
+            tells.store(true, Ordering::SeqCst);
+        };
+        (base::thread::spawn("aside", work).unwrap(), over)
+    }
+
+    /// What others had begun to write came to the devices later.
+    #[test]
+    fn nothing_is_on_its_way_to_the_devices_when_a_store_has_ended_badly() {
+        let works: [fn(&TestStore); 2] =
+            [|store| drop(store.sync()), |store| drop(store.checkpoint())];
+        for work in works {
+            let device = SimDevice::new(64 << 20, 1);
+            let (store, _) = TestStore::open(format(Arc::clone(&device) as _), options()).unwrap();
+            create(&store, 1000);
+            device.stick();
+            let working = Arc::clone(&store);
+            let (others, _) = aside(move || work(&working));
+            while device.waiting() == 0 {
+                base::thread::yield_now();
+            }
+            store.latch("a test");
+            let closing = Arc::clone(&store);
+            let (closing, over) = aside(move || drop(closing.close()));
+            for _ in 0..1000 {
+                base::thread::yield_now();
+            }
+            assert!(!over.load(Ordering::SeqCst));
+            device.release();
+            others.join().unwrap();
+            closing.join().unwrap();
+        }
+    }
+
+    /// A batch that changes nothing but confirms others was written beside the last checkpoint, and could come to the devices after the end.
+    #[test]
+    fn nothing_is_confirmed_by_a_batch_while_a_store_ends() {
+        let array = format(SimDevice::new(64 << 20, 1));
+        let (store, _) = TestStore::open(array, options()).unwrap();
+        let mut promise = store.promise(1).unwrap();
+        let reservation = store.reserve(&mut promise, 1, None).unwrap();
+        let fresh = store.reserve_nid().unwrap();
+        let mut op = store.begin(Need::Grow).unwrap();
+        let slot = op.create(fresh, Bytes::of(1000));
+        let blocks = op.take(reservation);
+        let memory = AlignedBuf::from_slice(&[7; BLOCK_SIZE]);
+        op.vouch(slot, NewData::new(blocks, Arc::new(memory), 0));
+        op.commit();
+        drop(promise);
+        store.sync().unwrap();
+        assert!(store.is_vouched(blocks));
+        store.ending.store(true, Ordering::SeqCst);
+        let batches = store.journal_batches();
+        let confirmed = store.confirm(blocks);
+        assert!(matches!(confirmed, Err(Error::ReadOnly)), "{confirmed:?}");
+        assert!(!store.journal.outstanding() && store.journal_batches() == batches);
+        store.close().unwrap();
+    }
 
     /// They slept on until their next turn, and there were more of them with each store that was opened and dropped.
     #[test]

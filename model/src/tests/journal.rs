@@ -700,6 +700,26 @@ fn a_failure_elsewhere_strands_nobody() {
     });
 }
 
+/// Something else fails while a batch is under way: who waits for that before it lets others have the devices comes after it, and does not wait for ever.
+///
+/// Found when broken: `complete` that tells nobody after a failure.
+#[test]
+fn nothing_is_under_way_for_who_waits_after_a_failure() {
+    check(2, || {
+        let journal = Journal::new(None);
+        let other = {
+            let journal = Arc::clone(&journal);
+            loom::thread::spawn(move || journal.sync(1))
+        };
+        journal.commits.fail("elsewhere");
+        drop(journal.gather.lock());
+        journal.commits.await_idle();
+        let written = journal.device.lock().len();
+        drop(other.join().unwrap());
+        assert_eq!(journal.device.lock().len(), written);
+    });
+}
+
 /// The first batch, or what was to become it, is lost with a thread that panics, while another one syncs, or makes a checkpoint: whoever
 /// had a record in it learns of that, nothing behind it is durable, and nobody waits for ever.
 ///

@@ -90,6 +90,9 @@ impl<C: Content> Store<C> {
 
     /// Returns when nothing hinders a write to these blocks: when no batch vouches for what they hold that recovery
     /// might look at.
+    ///
+    /// # Errors
+    /// Those of a commit; [`Error::ReadOnly`] when the store ends.
     pub fn confirm(&self, blocks: Extent) -> Result<(), Error> {
         match self.journal.vouched.newest_of(blocks) {
             Some(epoch) => self.confirm_through(epoch),
@@ -118,10 +121,15 @@ impl<C: Content> Store<C> {
         while !self.journal.vouched.is_confirmed(epoch) {
             // Somebody else's batch may have done it by now.
             self.journal.commit_through(epoch)?;
-            let seen = self.newest_checkpoint();
-            match self.journal.stage_nothing(self.shard()) {
-                // This one is gathered when that one is durable, and says so.
-                Some(next) => {
+            let (seen, shard) = (self.newest_checkpoint(), self.shard());
+            match self.journal.try_credit(shard) {
+                Some(credit) => {
+                    if let Some(error) = self.refused() {
+                        self.journal.return_credit(credit);
+                        return Err(error);
+                    }
+                    // This one is gathered when that one is durable, and says so.
+                    let next = self.journal.stage_nothing(shard, credit);
                     self.journal.commit_through(next)?;
                     self.journal.vouched.confirm(epoch);
                 }

@@ -9,6 +9,7 @@ use crate::node::{Body, Node};
 use crate::op::{Need, Op};
 use crate::space::{Conversion, Extent, Source, TRIES_MAX, Tried};
 use base::atomic::Ordering;
+use base::sync::MutexGuard;
 use format::Block;
 use format::table::{SPACE_MAP_FIRST, space_map_nid};
 use std::ops::Range;
@@ -55,7 +56,8 @@ impl<C: Content> Store<C> {
         }
         let settled = self.settled_epoch();
         self.space.release_through(settled, wait, |extent| {
-            if self.options.discard {
+            // Who ends the store waits for whoever has begun to release.
+            if self.options.discard && !self.at_rest.load(Ordering::SeqCst) {
                 // A device that cannot discard loses speed, not data: warned of, not failed.
                 let _: Result<_, _> = self.discard(extent);
             }
@@ -77,7 +79,8 @@ impl<C: Content> Store<C> {
     /// Maps that are read for it do not stay in memory.
     ///
     /// # Errors
-    /// The first one of a device, when it discarded nothing; what fails beside others is not among the bytes.
+    /// The first one of a device, when it discarded nothing; what fails beside others is not among the bytes. [`Error::ReadOnly`] when the store ends meanwhile, though
+    /// a part is discarded by then: others may have the devices after that.
     pub fn trim(&self, range: Range<u64>, least_blocks: u64) -> Result<u64, Error> {
         if self.options.read_only {
             return Err(Error::ReadOnly);
@@ -100,14 +103,15 @@ impl<C: Content> Store<C> {
         let least = least_blocks.max(1);
         let mut discard_in = |chunk: u32, part: Range<u32>| {
             let mut from = part.start;
-            while let Some((run, end, done)) = self.discard_next(chunk, from..part.end, least) {
+            while let Some((run, end, done)) = self.discard_next(chunk, from..part.end, least)? {
                 count(done, run);
                 from = end;
             }
+            Ok::<_, Error>(())
         };
         let loaded = self.space.loaded_chunks();
         for (chunk, part) in loaded.iter().filter_map(within) {
-            discard_in(chunk, part);
+            discard_in(chunk, part)?;
         }
         for (chunk, part) in unloaded.iter().filter_map(within) {
             // Somebody else may have loaded it meanwhile.
@@ -115,7 +119,7 @@ impl<C: Content> Store<C> {
                 continue;
             }
             match self.load_space(chunk) {
-                Ok(()) => discard_in(chunk, part),
+                Ok(()) => discard_in(chunk, part)?,
                 Err((chunks, error)) => {
                     tried.pass_over(chunks, error);
                     continue;
@@ -128,7 +132,7 @@ impl<C: Content> Store<C> {
         for (chunk, part) in in_long_runs(&parts, least_blocks) {
             // A checkpoint may need the last free chunk.
             let _none = self.checkpoint_state.lock();
-            let _promises_wait = self.trimming.lock();
+            let _promises_wait = self.begin_discard()?;
             if self.space.take_free_chunk(chunk) {
                 let first = self.array.geometry().chunk_block(chunk).0;
                 let done = self.discard(Extent {
@@ -145,18 +149,29 @@ impl<C: Content> Store<C> {
         }
     }
 
-    /// Discards the next run of at least `least` free blocks in a part of a chunk; returns how many, where to go on, and what came of it.
+    /// What is free stays so for a discard, and none begins once the store ends, which waits for those that have (`come_to_rest`).
+    fn begin_discard(&self) -> Result<MutexGuard<'_, ()>, Error> {
+        let discarding = self.trimming.lock();
+        match self.refused() {
+            Some(error) => Err(error),
+            None => Ok(discarding),
+        }
+    }
+
+    /// Discards the next run of at least `least` free blocks in a part of a chunk, if there is one.
     fn discard_next(
         &self,
         chunk: u32,
         part: Range<u32>,
         least: u64,
-    ) -> Option<(u32, u32, Result<(), Error>)> {
-        let _promises_wait = self.trimming.lock();
-        let (run, end) = self.space.take_run(chunk, part, least)?;
+    ) -> Result<Option<Discarded>, Error> {
+        let _promises_wait = self.begin_discard()?;
+        let Some((run, end)) = self.space.take_run(chunk, part, least) else {
+            return Ok(None);
+        };
         let done = self.discard(run);
         self.space.give(run);
-        Some((run.len, end, done))
+        Ok(Some((run.len, end, done)))
     }
 
     /// Sets space aside for data to be allocated later.
@@ -512,6 +527,9 @@ impl<C: Content> Store<C> {
             && geometry.chunk_of(last).is_some()
     }
 }
+
+/// How many blocks were to be discarded, where to go on, and what came of it.
+type Discarded = (u32, u32, Result<(), Error>);
 
 /// What cannot be read for this cause may be readable later.
 fn may_pass(error: &Error) -> bool {

@@ -5,7 +5,7 @@ use base::sync::{Mutex, rank};
 use base::thread::{parallel, yield_now};
 use device::sim::SimDevice;
 use device::{Array, BlockDevice, Request};
-use engine::{Error, Need, Store};
+use engine::{Error, Need, Store, StoreOptions};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,6 +39,10 @@ impl BlockDevice for Discards {
 
 /// A store on a device that calls back.
 fn open(seed: u64) -> (Arc<Mutex<Option<Hook>>>, Arc<TestStore>) {
+    open_with(seed, World::options())
+}
+
+fn open_with(seed: u64, options: StoreOptions) -> (Arc<Mutex<Option<Hook>>>, Arc<TestStore>) {
     let world = World::new(seed, &[64]);
     let hook = Arc::new(Mutex::new(rank::LEAF, None));
     let device = Discards {
@@ -46,7 +50,7 @@ fn open(seed: u64) -> (Arc<Mutex<Option<Hook>>>, Arc<TestStore>) {
         hook: Arc::clone(&hook),
     };
     let array = Array::assemble(vec![Arc::new(device)], false).unwrap();
-    let (store, _) = Store::open(Arc::new(array), World::options()).unwrap();
+    let (store, _) = Store::open(Arc::new(array), options).unwrap();
     (hook, store)
 }
 
@@ -208,4 +212,77 @@ fn what_is_outside_the_range_is_left_alone() {
     let end = (free.unwrap() + 1) * chunk;
     assert_eq!(trim(end - 5..end + 6, 11), 11);
     assert_eq!(trim(end - 5..end + 6, 12), 0);
+}
+
+/// What discards do beside the end of their store.
+#[derive(Default)]
+struct Beside {
+    begun: AtomicBool,
+    ended: AtomicBool,
+    /// One began, or had not returned, when the store had ended.
+    late: AtomicBool,
+}
+
+impl Beside {
+    /// Each discard from now on is noted, and fails; the first one gives the end all the time that it may want.
+    fn watch(beside: &Arc<Beside>, hook: &Mutex<Option<Hook>>) {
+        let beside = Arc::clone(beside);
+        *hook.lock() = Some(Box::new(move || {
+            if !beside.begun.swap(true, Ordering::SeqCst) {
+                let waits = |turn: &u32| *turn < 100_000 && !beside.ended.load(Ordering::SeqCst);
+                (0..).take_while(waits).for_each(|_| yield_now());
+            }
+            let ended = beside.ended.load(Ordering::SeqCst);
+            beside.late.fetch_or(ended, Ordering::SeqCst);
+            Err(io::Error::other("refused"))
+        }) as Hook);
+    }
+
+    /// Closes a store in the middle of the first discard of what others do.
+    fn close<T: Send>(&self, store: &TestStore, others: impl Fn() -> T + Sync) -> Option<T> {
+        let mut outcomes = parallel(2, |me| {
+            if me == 0 {
+                return Some(others());
+            }
+            while !self.begun.load(Ordering::SeqCst) {
+                yield_now();
+            }
+            store.close().unwrap();
+            self.ended.store(true, Ordering::SeqCst);
+            None
+        });
+        assert!(!self.late.load(Ordering::SeqCst));
+        outcomes.swap_remove(0)
+    }
+}
+
+/// It went on when others may have had the devices, and have written there.
+#[test]
+fn a_trim_discards_nothing_once_its_store_has_ended() {
+    let (hook, store) = open(29);
+    let mut held = take_all(&store, 32);
+    held.sort();
+    free(&store, held.iter().copied().take(16).step_by(2));
+    store.sync().unwrap();
+    let beside = Arc::new(Beside::default());
+    Beside::watch(&beside, &hook);
+    let outcome = beside.close(&store, || store.trim(0..u64::MAX, 1)).unwrap();
+    assert!(matches!(outcome, Err(Error::ReadOnly)), "{outcome:?}");
+}
+
+/// So did what was freed.
+#[test]
+fn what_is_freed_is_not_discarded_once_its_store_has_ended() {
+    let options = StoreOptions {
+        discard: true,
+        ..World::options()
+    };
+    let (hook, store) = open_with(30, options);
+    let mut held = take_all(&store, 32);
+    held.sort();
+    free(&store, held.iter().copied().take(16).step_by(2));
+    let beside = Arc::new(Beside::default());
+    Beside::watch(&beside, &hook);
+    let outcome = beside.close(&store, || store.sync()).unwrap();
+    assert!(outcome.is_ok(), "{outcome:?}");
 }
