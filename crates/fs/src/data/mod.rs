@@ -23,8 +23,8 @@
 //! 7. A write that needs no record to go home leaves its pages to the threads of [`clean`]; all other dirty pages are write-back's.
 //! 8. Who changes content looks under the file's I/O lock whether the file system is being closed, and who writes content to the devices, under that lock as well, whether
 //!    that has ended ([`Files::end`], which has each lock after it has said so). What is on its way beside the lock, flights and streams' pieces, is refused and waited for before
-//!    ([`Files::finish_writes`]), and what a record vouches for is written by a commit, of which the store's end has the last. So a file system that has ended has all that was
-//!    not refused, and no content on its devices changes: what a transaction stages is under no lock, and goes to blocks that are nobody's.
+//!    ([`Files::finish_writes`]); what a transaction stages is counted, looks after that, and is waited for last ([`transact::Staging`]); and what a record vouches for is written by a
+//!    commit, of which the store's end has the last. So a file system that has ended has all that was not refused, and its devices change no more.
 
 mod advice;
 mod ahead;
@@ -161,6 +161,8 @@ pub(crate) struct Files {
     ending: AtomicBool,
     /// Nor is any written.
     ended: AtomicBool,
+    /// What transactions write under no file's lock.
+    staging: transact::Staging,
     /// Who may have writes in flight.
     in_flight: Mutex<Vec<Weak<dyn InFlight>>>,
     /// No write begins to fly any more.
@@ -240,6 +242,7 @@ impl Files {
             ranges: Ranges::new(store.options().shards),
             ending: AtomicBool::new(false),
             ended: AtomicBool::new(false),
+            staging: transact::Staging::new(),
             in_flight: Mutex::new(rank::LEAF, Vec::new()),
             closing: AtomicBool::new(false),
             store,
@@ -367,6 +370,7 @@ impl Files {
         };
         self.ended.store(true, Ordering::SeqCst);
         self.let_all_through();
+        self.staging.finish();
         written
     }
 
@@ -390,7 +394,7 @@ impl Files {
         }
     }
 
-    /// For who writes to blocks, under the I/O locks of the files that have them; nobody's are under none.
+    /// For who writes to blocks, under the I/O locks of the files that have them; to nobody's, while that is counted ([`transact::Staging`]).
     fn check_not_ended(&self) -> Result<(), Error> {
         match self.ended.load(Ordering::Relaxed) {
             true => Err(Error::ReadOnly),

@@ -23,7 +23,7 @@ use crate::tx::stored::Place;
 use crate::{Error, Ino, tree};
 use base::atomic::Ordering;
 use base::clock::Timestamp;
-use base::sync::{Arc, WriteGuard};
+use base::sync::{Arc, Condvar, Mutex, WriteGuard, rank};
 use engine::{Epoch, Extent, NewData, Node, Op, Promise, Reservation, Slot, Store, Touched};
 use format::table::LEAF_NIDS;
 use format::{BLOCK_SIZE, Block, Nid};
@@ -70,6 +70,48 @@ impl InlineRoom {
         let left = self.0.checked_sub(size as usize + INLINE_BESIDE);
         self.0 = left.unwrap_or(self.0);
         left.is_some() || size == 0
+    }
+}
+
+/// Writes of transactions to blocks that are nobody's, and so under no file's lock: who ends the file system waits for those under way.
+#[derive(Debug)]
+pub(super) struct Staging {
+    under_way: Mutex<usize>,
+    none: Condvar,
+}
+
+impl Staging {
+    pub fn new() -> Staging {
+        Staging {
+            under_way: Mutex::new(rank::LEAF, 0),
+            none: Condvar::new(),
+        }
+    }
+
+    /// From now on a write is under way, until this is dropped. Whether any may be is to be looked at after that.
+    fn begin(&self) -> Staged<'_> {
+        *self.under_way.lock() += 1;
+        Staged(self)
+    }
+
+    /// The caller has said that none may be: waits until none is.
+    pub fn finish(&self) {
+        let mut under_way = self.under_way.lock();
+        while *under_way > 0 {
+            self.none.wait(&mut under_way);
+        }
+    }
+}
+
+struct Staged<'a>(&'a Staging);
+
+impl Drop for Staged<'_> {
+    fn drop(&mut self) {
+        let mut under_way = self.0.under_way.lock();
+        *under_way -= 1;
+        if *under_way == 0 {
+            self.0.none.notify_all();
+        }
     }
 }
 
@@ -451,6 +493,7 @@ impl Files {
         let mut writes = Writes::new(&data);
         let runs = written.reservations.iter().map(|(_, run)| run.extent());
         writes.add(0, runs.map(|run| (run.block, u64::from(run.len))));
+        let _counted = self.staging.begin();
         self.write_at_once(writes)?;
         Ok(written)
     }
@@ -469,6 +512,7 @@ impl Files {
         }
         let mut writes = Writes::new(&data);
         writes.add(0, [(block, u64::from(len))]);
+        let _counted = self.staging.begin();
         self.write_out(writes)?;
         Ok(reservation)
     }
@@ -479,6 +523,7 @@ impl Files {
         data.copy_from_slice(page);
         let mut writes = Writes::new(&data);
         writes.add(0, [(block, 1)]);
+        let _counted = self.staging.begin();
         self.write_out(writes)
     }
 

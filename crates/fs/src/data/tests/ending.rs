@@ -1,9 +1,14 @@
 //! The end of a file system, in the middle of calls that change content.
 
 use super::*;
+use crate::data::transact::InlineRoom;
 use crate::namespace::meanwhile::{nobody_does, others_do};
+use crate::tx::content::Content;
+use base::thread::{self, parallel};
 use device::sim::Times as Strikes;
-use std::io::IoSlice;
+use device::{Operation, Request};
+use format::Block;
+use std::io::{self, IoSlice};
 
 const OLD: u8 = 1;
 const NEW: u8 = 2;
@@ -116,4 +121,100 @@ fn what_could_not_be_written_at_the_end_is_not_written_later() {
     drop(file);
     drop(m);
     assert!(held(&world.devices) == at_end);
+}
+
+/// What a page begins with whose write waits.
+const MARK: [u8; 16] = *b"waits for an end";
+
+/// What a write does beside the end of its file system.
+#[derive(Default)]
+struct Beside {
+    begun: AtomicBool,
+    ended: AtomicBool,
+    late: AtomicBool,
+}
+
+/// A device that gives the end all the time that it may want before it writes what is marked.
+struct Slow {
+    below: Arc<SimDevice>,
+    beside: Arc<Beside>,
+}
+
+impl BlockDevice for Slow {
+    device::described_by!(below);
+
+    fn run(&self, requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>) {
+        let marked = |request: &Request<'_>| match &request.operation {
+            Operation::Write { buf, .. } => buf.starts_with(&MARK),
+            _ => false,
+        };
+        if requests.iter().any(marked) {
+            let beside = &self.beside;
+            beside.begun.store(true, Ordering::SeqCst);
+            let waits = |turn: &u32| *turn < 100_000 && !beside.ended.load(Ordering::SeqCst);
+            (0..).take_while(waits).for_each(|_| thread::yield_now());
+            let ended = beside.ended.load(Ordering::SeqCst);
+            beside.late.fetch_or(ended, Ordering::SeqCst);
+        }
+        self.below.run(requests, meanwhile);
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.below.discard(offset, len)
+    }
+}
+
+/// It holds no file's lock, and came to blocks that could be somebody else's by then.
+#[test]
+fn what_transactions_stage_is_written_before_the_end_or_not_at_all() {
+    const STAGED: u64 = 40;
+    type Stage = fn(&Mounted, Block, &[u8]) -> Result<(), Error>;
+    let stages: [Stage; 3] = [
+        |m, _, page| {
+            let mut promise = m.store.promise(STAGED).unwrap();
+            let pages = [page; STAGED as usize];
+            m.files.write_staged(&mut promise, &pages).map(drop)
+        },
+        |m, block, page| m.files.write_staged_again(block, page),
+        // Of a file that is being made, and more than a commit takes with it.
+        |m, _, page| {
+            let mut promise = m.store.promise(STAGED).unwrap();
+            let mut content = Content::empty();
+            content.write(0, &page.repeat(STAGED as usize));
+            let stored = |_, _: &mut [u8]| unreachable!("it is all in memory");
+            let mut room = InlineRoom(0);
+            let made = m.files.intend_new(&content, &stored, &mut room).unwrap();
+            let mut files = [(Nid(FIRST_ORPHANS), made)];
+            m.files.write_intended(&mut promise, &mut files).map(drop)
+        },
+    ];
+    for (i, stage) in stages.into_iter().enumerate() {
+        let world = World::new(52, 64, 4096);
+        let beside = Arc::new(Beside::default());
+        let slow = |below: &Arc<SimDevice>| {
+            let (below, beside) = (Arc::clone(below), Arc::clone(&beside));
+            Arc::new(Slow { below, beside }) as Arc<dyn BlockDevice>
+        };
+        let m = world.mount_on(world.devices.iter().map(slow).collect());
+        let mut promise = m.store.promise(1).unwrap();
+        let staged = m.store.reserve(&mut promise, 1, None).unwrap();
+        let block = staged.extent().block;
+        let mut page = [NEW; BLOCK_SIZE];
+        page[..MARK.len()].copy_from_slice(&MARK);
+        parallel(2, |me| {
+            if me == 0 {
+                return stage(&m, block, &page).unwrap();
+            }
+            while !beside.begun.load(Ordering::SeqCst) {
+                thread::yield_now();
+            }
+            end(&m.files, &m.store).unwrap();
+            beside.ended.store(true, Ordering::SeqCst);
+        });
+        assert!(!beside.late.load(Ordering::SeqCst), "{i}");
+        let at_end = held(&world.devices);
+        let refused = stage(&m, block, &page);
+        assert!(matches!(refused, Err(Error::ReadOnly)), "{i}: {refused:?}");
+        assert!(held(&world.devices) == at_end, "{i}");
+    }
 }
