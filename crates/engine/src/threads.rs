@@ -135,6 +135,12 @@ impl<C: Content> Store<C> {
         outcome
     }
 
+    /// Whether the store has ended well: all that was not refused is durable. Waits for an end that has begun, so the caller holds nothing that an operation or a
+    /// checkpoint may wait for.
+    pub fn has_ended_well(&self) -> bool {
+        self.ending.load(Ordering::SeqCst) && matches!(&*self.ended.lock(), Some(Ok(())))
+    }
+
     /// What others have begun to write or discard beside the end is over when this returns, and nothing of the kind begins any more: the journal has failed, if only
     /// by the last checkpoint.
     fn come_to_rest(&self) {

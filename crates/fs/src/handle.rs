@@ -131,7 +131,8 @@ impl FileSystem {
         self.files.owning(file)?.flush(file)
     }
 
-    /// Makes a file durable: data and size, and unless `data_only` its times.
+    /// Makes a file durable: data and size, and unless `data_only` its times. One that meets the end of the file system waits for it, and succeeds if that
+    /// [does](Self::close), as one does that comes later.
     pub fn fsync(&self, file: &OpenFile, data_only: bool) -> Result<(), Error> {
         self.files.owning(file)?.fsync(file, data_only)
     }

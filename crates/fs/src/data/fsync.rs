@@ -146,7 +146,8 @@ impl Files {
                 if planted(Canary::DirectoryUncommitted) {
                     return Ok(());
                 }
-                Ok(self.store.commit_through(self.store.epoch())?)
+                let committed = self.store.commit_through(self.store.epoch());
+                self.or_ended_well(committed.map_err(Error::from))
             }
             Err(error) => Err(error),
         }
@@ -160,6 +161,7 @@ impl Files {
         let syncing = Syncing::begin(&self.syncing);
         let done = self.make_durable(state, data_only, syncing.alone);
         drop(syncing);
+        let done = self.or_ended_well(done);
         let passed = self.now_ns().saturating_sub(began);
         self.counts.fsyncs.record(passed);
         done

@@ -161,6 +161,8 @@ pub(crate) struct Files {
     ending: AtomicBool,
     /// Nor is any written.
     ended: AtomicBool,
+    /// All was written by then.
+    ended_whole: AtomicBool,
     /// What transactions write under no file's lock.
     staging: transact::Staging,
     /// Who may have writes in flight.
@@ -242,6 +244,7 @@ impl Files {
             ranges: Ranges::new(store.options().shards),
             ending: AtomicBool::new(false),
             ended: AtomicBool::new(false),
+            ended_whole: AtomicBool::new(false),
             staging: transact::Staging::new(),
             in_flight: Mutex::new(rank::LEAF, Vec::new()),
             closing: AtomicBool::new(false),
@@ -371,7 +374,21 @@ impl Files {
         self.ended.store(true, Ordering::SeqCst);
         self.let_all_through();
         self.staging.finish();
+        self.ended_whole.store(written.is_ok(), Ordering::SeqCst);
         written
+    }
+
+    /// What a sync is told that may have met the end. Refused, as nothing is written any more, it may be of what the end has made durable. The caller holds no lock of files.
+    fn or_ended_well(&self, outcome: Result<(), Error>) -> Result<(), Error> {
+        match outcome {
+            Err(Error::ReadOnly) if self.has_ended_well() => Ok(()),
+            outcome => outcome,
+        }
+    }
+
+    /// The store's end tells last, and comes after all else.
+    fn has_ended_well(&self) -> bool {
+        self.store.has_ended_well() && self.ended_whole.load(Ordering::SeqCst)
     }
 
     /// Has the I/O lock of each file for a moment: whoever had it before has done what he does, and whoever has it afterwards sees what the caller

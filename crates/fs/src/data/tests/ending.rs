@@ -117,10 +117,31 @@ fn what_could_not_be_written_at_the_end_is_not_written_later() {
         device.heal();
     }
     let at_end = held(&world.devices);
-    assert!(m.files.fsync(&file, true).is_err());
+    for data_only in [true, false] {
+        assert!(m.files.fsync(&file, data_only).is_err());
+    }
     drop(file);
     drop(m);
     assert!(held(&world.devices) == at_end);
+}
+
+/// It was told that nothing can be written any more, though nothing had to be.
+#[test]
+fn a_sync_after_a_good_end_succeeds() {
+    let world = World::new(53, 64, 4096);
+    let (m, ino) = mounted(&world);
+    let file = m.open(ino);
+    m.write(&file, 100, &[NEW; 100]);
+    end(&m.files, &m.store).unwrap();
+    for data_only in [true, false] {
+        m.files.fsync(&file, data_only).unwrap();
+    }
+    let written = m.files.write(&file, 0, &[NEW]);
+    assert!(matches!(written, Err(Error::ReadOnly)), "{written:?}");
+    drop(file);
+    drop(m);
+    let m = world.mount();
+    assert_eq!(m.contents(ino)[100..200], [NEW; 100]);
 }
 
 /// What a page begins with whose write waits.
