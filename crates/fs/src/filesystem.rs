@@ -8,7 +8,7 @@ use crate::aio::{Driver, Workers};
 use crate::api::{AtimePolicy, Ino, ROOT, StatFs};
 use crate::content::{Body, FsNode, Inode};
 use crate::cookies::Cookies;
-use crate::data::{self, DataOptions, Files, LastReference, Owners};
+use crate::data::{self, DataOptions, Files, Gone, LastReference, Owners};
 use crate::dir::NameHash;
 use crate::listing::Ahead;
 use crate::orphan::OrphanSet;
@@ -349,6 +349,11 @@ impl FileSystem {
             return Ok(());
         }
         self.files.tick()
+    }
+
+    /// Has `told` told, as long as it lives, of files of which something is gone that had been written and that devices do not take; in the place of whoever was told before.
+    pub fn tell_gone(&self, told: Weak<Gone>) {
+        self.files.tell_gone(told);
     }
 
     pub fn statfs(&self) -> StatFs {

@@ -86,7 +86,7 @@ pub use array::{
 };
 pub use attr::{needs_group, without_privileges};
 pub use base::clock::{Clock, Timestamp};
-pub use data::{Advice, DataOptions, OpenFile, PageGuard};
+pub use data::{Advice, DataOptions, Gone, OpenFile, PageGuard};
 pub use directory::{At, Dir};
 pub use engine::StoreOptions;
 pub use error::Error;

@@ -35,7 +35,7 @@
 //!
 //! Two races are left, which change times alone: a stat beside a read may keep the access time from before it, and one beside the write-back of a
 //! mapping the time of change. Who drops attributes before the answer to write-back may be the last to refer to the inode, and would wait for itself.
-//! Nor is the kernel told of data that is given up since devices do not take it: for a minute it may have the size from before.
+//! Of data that is given up since devices do not take it the kernel is told (`failed.rs`), but soon after only.
 //!
 //! # Opening and closing
 //!
@@ -62,7 +62,7 @@ use std::time::Duration;
 
 use base::clock::{Clock, now_ns};
 use base::sync::{Mutex, rank};
-use fs::{Attr, Caller, FileSystem, Ino, OpenFile};
+use fs::{Attr, Caller, FileSystem, Ino};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::abi::init;
@@ -113,6 +113,8 @@ pub struct SheafOps {
     no_xattr: bool,
     way: FuseWay,
     notifier: OnceLock<Notifier>,
+    /// Kept for the file system, which tells it.
+    gone: OnceLock<Arc<fs::Gone>>,
     outcome: Option<Arc<Outcome>>,
     closing: Closing,
     closed: Closed,
@@ -184,6 +186,7 @@ impl SheafOps {
             dirsync: options.dirsync || options.sync,
             no_xattr: options.no_xattr,
             notifier: OnceLock::new(),
+            gone: OnceLock::new(),
             outcome: None,
             closing: Closing::default(),
             closed: Closed(Arc::new(Mutex::new(rank::LEAF, None))),
@@ -353,18 +356,6 @@ impl SheafOps {
             error => error,
         })
     }
-
-    fn created(
-        &self,
-        parent: NodeId,
-        created: FsResult<(Attr, Arc<OpenFile>)>,
-        flags: i32,
-    ) -> Result<(Entry, Opened)> {
-        let (attr, file) = created.map_err(errno)?;
-        self.directory_changed(parent)?;
-        self.fs.ref_inode(attr.ino);
-        Ok((self.entry(&attr), self.opened(file, flags)))
-    }
 }
 
 impl Operations for SheafOps {
@@ -372,6 +363,7 @@ impl Operations for SheafOps {
         self.way.agreed(negotiated & init::OVER_IO_URING != 0);
         self.direct.agreed(negotiated & init::ASYNC_DIO != 0);
         self.notifier.get_or_init(|| notifier.clone());
+        self.forgets_what_goes(&notifier);
         self.atomic.init(notifier);
     }
 

@@ -14,7 +14,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
+use ::fs::Clock;
 use common::pattern;
 use device::{BlockDevice, Durability, Operation, Request};
 use mapping::Mapping;
@@ -22,6 +24,9 @@ use world::World;
 
 const PAGE: usize = 4096;
 const BYTES: usize = 16 * PAGE;
+
+/// How often something that comes soon is looked for.
+const LOOKS: u32 = 20_000;
 
 /// A device on which nothing becomes durable once it is broken.
 struct Breaking {
@@ -45,6 +50,37 @@ impl BlockDevice for Breaking {
             };
             if fails {
                 request.error = Some(Error::from_raw_os_error(libc::EIO));
+            }
+        }
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> std::io::Result<()> {
+        self.below.discard(offset, len)
+    }
+}
+
+/// A device that takes no write once it is broken.
+struct Refusing {
+    below: Arc<dyn BlockDevice>,
+    is_broken: Arc<AtomicBool>,
+}
+
+impl BlockDevice for Refusing {
+    device::described_by!(below);
+
+    fn run(&self, requests: &mut [Request<'_>], mut meanwhile: Option<&mut dyn FnMut()>) {
+        if !self.is_broken.load(Ordering::SeqCst) {
+            return self.below.run(requests, meanwhile);
+        }
+        if let Some(meanwhile) = meanwhile.take() {
+            meanwhile();
+        }
+        for request in requests {
+            match request.operation {
+                Operation::Write { .. } => {
+                    request.error = Some(Error::from_raw_os_error(libc::EIO));
+                }
+                _ => self.below.run(std::slice::from_mut(request), None),
             }
         }
     }
@@ -167,6 +203,58 @@ fn blocks_that_cannot_be_allocated_cost_no_store_to_a_mapping() {
         );
         assert_eq!([PAGE, 2 * PAGE].map(|at| map.load(at)), [7, 6], "{mode}");
         drop((map, file));
+        // It could not write everything.
+        drop(m.session.result());
+        drop(m.fs.close());
+    }
+}
+
+/// The kernel showed the size that had been written for a minute after that was given up, or for an hour, and the pages that it had cached until it needed their memory.
+#[test]
+fn what_is_given_up_is_shown_by_nobody_any_more() {
+    // By the last close, or some time after it.
+    for fails_before_close in [true, false] {
+        let Some(mut world) = World::new() else {
+            return;
+        };
+        let clock = Clock::manual(1_000_000_000_000_000_000);
+        world.clock = Some(clock.clone());
+        let is_broken = Arc::new(AtomicBool::new(false));
+        let m = world.mount_over("", |below| {
+            let is_broken = Arc::clone(&is_broken);
+            Arc::new(Refusing { below, is_broken })
+        });
+        let path = m.path("f");
+        // So much more that a sync writes it before it commits: what goes with a commit fails the file system.
+        let (old, new) = (pattern(BYTES, 1), pattern(5 * BYTES, 2));
+        fs::write(&path, &old).unwrap();
+        m.fs.sync().unwrap();
+
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        file.write_all_at(&new, 0).unwrap();
+        assert!(fs::read(&path).unwrap() == new);
+        assert_eq!(fs::metadata(&path).unwrap().len(), new.len() as u64);
+        is_broken.store(true, Ordering::SeqCst);
+        if fails_before_close {
+            assert!(file.sync_all().is_err());
+        }
+        drop(file);
+
+        // The close, and the drop of what the kernel has, take a while to come.
+        let comes = |is_so: &dyn Fn() -> bool| {
+            (0..LOOKS).any(|_| {
+                clock.advance(Duration::from_secs(1));
+                // What fails is latched on the file.
+                let _ = m.fs.tick();
+                base::thread::yield_now();
+                is_so()
+            })
+        };
+        let inside = || m.fs.lookup(::fs::ROOT, b"f").unwrap().size as usize;
+        assert!(comes(&|| inside() == old.len()), "it is given up");
+        let len = || fs::metadata(&path).unwrap().len() as usize;
+        assert!(comes(&|| len() == old.len()), "{} bytes are shown", len());
+        assert!(comes(&|| fs::read(&path).unwrap() == old), "old pages stay");
         // It could not write everything.
         drop(m.session.result());
         drop(m.fs.close());

@@ -797,6 +797,7 @@ fn copy_of(world: &World) -> World {
     let copy = World {
         dir: tempfile::tempdir().unwrap(),
         cache: None,
+        clock: None,
     };
     for image in ["a.img", "b.img"] {
         fs::copy(world.dir.path().join(image), copy.dir.path().join(image)).unwrap();

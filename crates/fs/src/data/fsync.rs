@@ -761,6 +761,7 @@ impl Files {
         // Whoever looked at what is given up sees by its times that it is gone.
         self.note_ahead(&state);
         tracing::error!("unwritten data of inode {ino} is given up");
+        self.is_gone(ino);
     }
 
     /// Starts the thread that writes back. It has this only for the length of a look: who drops the file system without an end has the

@@ -145,6 +145,10 @@ pub(crate) trait LastReference: Send + Sync {
     fn last_reference_gone(&self, ino: Ino);
 }
 
+/// Told of a file of which something that had been written is gone: whoever keeps a copy of its size or content has what is not there any more. By any
+/// thread, which may have locks of that file: it waits for nothing, and calls nothing of the file system.
+pub type Gone = dyn Fn(Ino) + Send + Sync;
+
 /// All files of a file system.
 pub(crate) struct Files {
     store: Arc<Store<FsNode>>,
@@ -186,6 +190,7 @@ pub(crate) struct Files {
     /// Pages that somebody asked to be written soon.
     hints: Mutex<Vec<(FileKey, Range<u64>)>>,
     losses: Mutex<Losses>,
+    gone: Mutex<Option<Weak<Gone>>>,
     /// Held by the writer that makes room for all.
     balancer: Mutex<()>,
     background: base::sync::Arc<Background>,
@@ -260,6 +265,7 @@ impl Files {
             logged: Mutex::new(rank::LEAF, LoggedFiles::default()),
             hints: Mutex::new(rank::LEAF, Vec::new()),
             losses: Mutex::new(rank::LEAF, Losses::default()),
+            gone: Mutex::new(rank::LEAF, None),
             balancer: Mutex::new(rank::FILE_BALANCE, ()),
             background: base::sync::Arc::new(Background::new()),
             unflushed_since_ns: Mutex::new(rank::LEAF, None),
@@ -272,6 +278,19 @@ impl Files {
         // A second owner would be a bug of the caller's; the first stays.
         let first = self.orphans.set(owner).is_ok();
         debug_assert!(first, "one file system owns these files");
+    }
+
+    /// Says whom to tell from now on.
+    pub fn tell_gone(&self, told: Weak<Gone>) {
+        *self.gone.lock() = Some(told);
+    }
+
+    /// What had been written of a file is gone: after that is so for everybody who asks.
+    fn is_gone(&self, ino: Ino) {
+        let told = self.gone.lock().as_ref().and_then(Weak::upgrade);
+        if let Some(told) = told {
+            told(ino);
+        }
     }
 
     fn last_reference_gone(&self, ino: Ino) {

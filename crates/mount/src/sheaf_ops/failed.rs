@@ -3,12 +3,29 @@
 //! The kernel takes an error for a change that was not made, and keeps what it has cached: pages that are holes, sizes and modes that the file does not have. A store to such a
 //! page would bring all of it back. So attributes go, whether something was changed or not, and so do the pages of bytes that may have changed. Others stay: what mappings have stored there the
 //! kernel has not written back for the change, and where that finds no space it would be lost with the page.
+//!
+//! What was written without an error, and could not be brought to the devices afterwards, is given up when nobody has the file open any more, or has failed for long. Then the file is another one
+//! than the kernel knows, which has no reason to ask.
+
+use std::sync::Arc;
+
+use fs::Ino;
 
 use super::SheafOps;
-use crate::notify::Pages;
+use crate::notify::{Notifier, Pages};
 use crate::ops::{Errno, NodeId, Result};
 
 impl SheafOps {
+    /// From now on attributes and pages of files of which something is given up are dropped soon after that. Whoever gives up may have submitted something, and
+    /// has locks: it drops none itself, and waits for nothing.
+    pub(super) fn forgets_what_goes(&self, notifier: &Notifier) {
+        let notifier = notifier.clone();
+        let gone = self
+            .gone
+            .get_or_init(|| Arc::new(move |ino: Ino| notifier.drop_outdated(Pages::all(ino.0))));
+        self.fs.tell_gone(Arc::downgrade(gone));
+    }
+
     /// What came of a change of a file: of these bytes, for which the kernel has written back what mappings had stored there, or of none, but of its size and what it takes.
     pub(super) fn or_forgotten<T>(
         &self,

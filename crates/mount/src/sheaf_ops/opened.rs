@@ -4,11 +4,11 @@
 
 use std::sync::Arc;
 
-use fs::OpenFile;
+use fs::{Attr, OpenFile};
 
-use super::{SheafOps, errno};
+use super::{FsResult, SheafOps, errno};
 use crate::abi::fopen;
-use crate::ops::{Errno, NodeId, Opened, Result};
+use crate::ops::{Entry, Errno, NodeId, Opened, Result};
 
 /// Open flags that the kernel has dealt with before it sends a read or write. `O_APPEND`
 /// comes as an offset, and the handle of a write from a mapping is any writable one;
@@ -47,6 +47,18 @@ impl SheafOps {
             handle: self.handles.insert(Handle { file, flags }),
             flags: answer,
         }
+    }
+
+    pub(super) fn created(
+        &self,
+        parent: NodeId,
+        created: FsResult<(Attr, Arc<OpenFile>)>,
+        flags: i32,
+    ) -> Result<(Entry, Opened)> {
+        let (attr, file) = created.map_err(errno)?;
+        self.directory_changed(parent)?;
+        self.fs.ref_inode(attr.ino);
+        Ok((self.entry(&attr), self.opened(file, flags)))
     }
 
     /// A file was changed by a call after which the kernel asks for no fsync where these flags ask for one, as it does after a write that its program waits for.

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ::fs::{FileSystem, FsOptions, MkfsOptions};
+use ::fs::{Clock, FileSystem, FsOptions, MkfsOptions};
 use device::Array;
 use format::geometry::{Geometry, GeometryOptions};
 use mount::{MountOptions, Unmounter};
@@ -22,6 +22,8 @@ pub struct World {
     pub dir: tempfile::TempDir,
     /// Bytes of its page cache; `None`: as many as it likes.
     pub cache: Option<usize>,
+    /// What the file system goes by, which then does nothing by itself: whoever has this sets it forward, and ticks. `None`: the machine's.
+    pub clock: Option<Clock>,
 }
 
 pub struct Mounted {
@@ -39,6 +41,7 @@ impl World {
         let world = World {
             dir: tempfile::tempdir().unwrap(),
             cache: None,
+            clock: None,
         };
         // Some tests are other users.
         fs::set_permissions(world.dir.path(), Permissions::from_mode(0o755)).unwrap();
@@ -87,6 +90,9 @@ impl World {
         let mut wanted = FsOptions::default();
         if let Some(cache) = self.cache {
             wanted.data.cache_bytes = cache;
+        }
+        if let Some(clock) = &self.clock {
+            wanted = wanted.without_threads(clock.clone());
         }
         let fs = FileSystem::open(Arc::new(array), wanted).unwrap();
         let at = self.dir.path().join("mnt");

@@ -686,6 +686,7 @@ impl Files {
         let ino = state.ino();
         tracing::error!("what was written to inode {ino} is lost: {why}");
         self.lost(state, &mut state.meta.lock(), &why);
+        self.is_gone(ino);
     }
 
     /// Ends the pieces of files that nobody has written since the last look.

@@ -708,6 +708,12 @@ fn data_of_a_closed_file_that_cannot_be_written_is_given_up_after_a_while_and_no
     let before = m.free_blocks();
     let (ino, opened) = (m.make(), m.make());
     m.commit_more();
+    let gone = Arc::new(base::sync::Mutex::new(base::sync::rank::LEAF, Vec::new()));
+    let told: Arc<crate::Gone> = {
+        let gone = Arc::clone(&gone);
+        Arc::new(move |ino| gone.lock().push(ino))
+    };
+    m.files.tell_gone(Arc::downgrade(&told));
     let file = m.open(opened);
     m.write(&m.open(ino), 0, &pattern(1, 20_000));
     m.write(&file, 0, &pattern(2, 20_000));
@@ -723,7 +729,9 @@ fn data_of_a_closed_file_that_cannot_be_written_is_given_up_after_a_while_and_no
     };
     seconds(30);
     assert_eq!((m.files.dirty_pages(), m.size(ino)), (10, 20_000));
+    assert_eq!(*gone.lock(), []);
     seconds(10);
+    assert_eq!(*gone.lock(), [ino]);
     assert!(m.store.failed().is_none());
     assert_eq!((m.files.dirty_pages(), m.size(ino)), (5, 0));
     for device in &world.devices {
