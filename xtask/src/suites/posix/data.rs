@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
+use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::{Check, expect, expect_errno, open_new};
@@ -75,6 +75,63 @@ pub fn largest_file(dir: &Path) -> Check {
     expect(byte == *b"z", "a byte near the end comes back")?;
     file.set_len(0)?;
     Ok(())
+}
+
+/// What ends there is done up to there, and what begins there is refused, as by tmpfs, which has the same limit.
+pub fn beyond_the_largest_file(dir: &Path) -> Check {
+    const END: u64 = i64::MAX as u64;
+    let path = dir.join("file");
+    let mut file = open_new(&path)?;
+    let from = open_new(&dir.join("from"))?;
+    from.write_all_at(&[7; 100], 0)?;
+    let size_is = |size| -> Check {
+        let now = file.metadata()?.len();
+        expect(now == size, &format!("{size} bytes: there are {now}"))
+    };
+    let keep = FallocateFlags::KEEP_SIZE;
+    let modes = [
+        FallocateFlags::empty(),
+        FallocateFlags::ZERO_RANGE,
+        keep,
+        keep | FallocateFlags::ZERO_RANGE,
+        keep | FallocateFlags::PUNCH_HOLE,
+    ];
+    for mode in modes {
+        let beyond = rustix::fs::fallocate(&file, mode, END - 1, 2);
+        expect_errno(beyond, Errno::FBIG)?;
+        size_is(0)?;
+    }
+    rustix::fs::fallocate(&file, FallocateFlags::empty(), END - 1, 1)?;
+    size_is(END)?;
+    file.set_len(0)?;
+
+    let copy = |mut to| rustix::fs::copy_file_range(&from, Some(&mut 0), &file, Some(&mut to), 100);
+    expect_errno(copy(END), Errno::FBIG)?;
+    size_is(0)?;
+    expect(copy(END - 10)? == 10, "a copy comes as far as it can")?;
+    size_is(END)?;
+
+    // By a handle of its own each time: the kernel refuses what its position says before it looks for the end.
+    let append = || {
+        let fd = rustix::fs::open(&path, OFlags::APPEND | OFlags::WRONLY, Mode::empty())?;
+        rustix::io::write(&fd, &[8; 100])
+    };
+    expect_errno(append(), Errno::FBIG)?;
+    file.set_len(END - 10)?;
+    expect(append()? == 10, "an append comes as far as it can")?;
+    size_is(END)?;
+    let mut last = [0; 11];
+    file.read_exact_at(&mut last, END - 11)?;
+    expect(last[0] == 0 && last[1..] == [8; 10], "it has its content")?;
+
+    expect_errno(rustix::io::pwrite(&file, b"x", END), Errno::INVAL)?;
+    expect(file.seek(SeekFrom::End(0))? == END, "the end is reached")?;
+    expect(
+        file.seek(SeekFrom::Current(1)).is_err(),
+        "and nothing behind it",
+    )?;
+    file.sync_all()?;
+    Ok(file.set_len(0)?)
 }
 
 pub fn append(dir: &Path) -> Check {

@@ -38,6 +38,7 @@ const CHECKS: &[Named] = &[
     ("many links", names::many_links),
     ("statfs", data::statfs),
     ("truncate", data::truncate),
+    ("removed folder", names::removed_folder),
 ];
 
 /// Only where the file system under test is Sheaf: others have lower limits, and coarser times.
@@ -45,6 +46,11 @@ const OWN_CHECKS: &[Named] = &[
     ("ctime of who looks", names::ctime_of_who_looks),
     ("attribute of 64 KiB", names::large_attribute),
     ("file of 2^63-1 bytes", data::largest_file),
+    ("beyond 2^63-1 bytes", data::beyond_the_largest_file),
+    (
+        "O_TMPFILE in a removed folder",
+        names::tmpfile_in_removed_folder,
+    ),
 ];
 
 /// ACLs with inheritance and mask, sticky and setgid folders, loss of setuid bits.

@@ -1,7 +1,9 @@
 //! Names and what hangs on them: links, kinds of files, attributes, times.
 
+use std::error::Error;
 use std::fs::{self, File};
 use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
@@ -30,6 +32,97 @@ pub fn tmpfile(dir: &Path) -> Check {
     let proc = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd));
     let linked = rustix::fs::linkat(CWD, proc, CWD, dir.join("no"), AtFlags::SYMLINK_FOLLOW);
     expect_errno(linked, Errno::NOENT)
+}
+
+/// One that is open, and gone: removed, or replaced by a rename.
+fn gone_folders(dir: &Path) -> Result<[OwnedFd; 2], Box<dyn Error>> {
+    let open = |name| {
+        let path = dir.join(name);
+        fs::create_dir(&path)?;
+        rustix::fs::open(&path, OFlags::DIRECTORY | OFlags::RDONLY, Mode::empty())
+            .map_err(std::io::Error::from)
+    };
+    let gone = [open("removed")?, open("replaced")?];
+    fs::remove_dir(dir.join("removed"))?;
+    fs::create_dir(dir.join("other"))?;
+    fs::rename(dir.join("other"), dir.join("replaced"))?;
+    Ok(gone)
+}
+
+/// Nothing comes into a folder that is gone, but who has it open may use it.
+pub fn removed_folder(dir: &Path) -> Check {
+    let mode = Mode::from(0o700);
+    File::create(dir.join("file"))?;
+    fs::create_dir(dir.join("folder"))?;
+    for gone in &gone_folders(dir)? {
+        let create = OFlags::CREATE | OFlags::RDWR;
+        let none = Errno::NOENT;
+        expect_errno(rustix::fs::openat(gone, "x", create, mode), none)?;
+        expect_errno(rustix::fs::mkdirat(gone, "x", mode), none)?;
+        expect_errno(rustix::fs::symlinkat("target", gone, "x"), none)?;
+        for (kind, device) in [
+            (FileType::RegularFile, 0),
+            (FileType::Fifo, 0),
+            (FileType::CharacterDevice, rustix::fs::makedev(1, 3)),
+        ] {
+            let made = rustix::fs::mknodat(gone, "x", kind, mode, device);
+            expect_errno(made, none)?;
+        }
+        let linked = rustix::fs::linkat(CWD, dir.join("file"), gone, "x", AtFlags::empty());
+        expect_errno(linked, none)?;
+        for name in ["file", "folder"] {
+            let moved = rustix::fs::renameat(CWD, dir.join(name), gone, "x");
+            expect_errno(moved, none)?;
+        }
+        let stat = rustix::fs::statat(gone, "x", AtFlags::empty());
+        expect_errno(stat, none)?;
+        let mut room = Vec::with_capacity(4096);
+        let mut listing = rustix::fs::RawDir::new(gone, room.spare_capacity_mut());
+        let first = listing.next().transpose();
+        expect_errno(first.map(|entry| entry.is_some()), none)?;
+
+        let above = rustix::fs::statat(gone, "..", AtFlags::empty())?;
+        expect(
+            above.st_ino == fs::metadata(dir)?.ino(),
+            ".. is what it was",
+        )?;
+        rustix::fs::openat(gone, ".", OFlags::DIRECTORY, Mode::empty())?;
+        rustix::fs::fsync(gone)?;
+        rustix::fs::fchmod(gone, Mode::from(0o711))?;
+        let at = Timespec {
+            tv_sec: 7,
+            tv_nsec: 8,
+        };
+        let times = Timestamps {
+            last_access: at,
+            last_modification: at,
+        };
+        rustix::fs::futimens(gone, &times)?;
+        let stat = rustix::fs::fstat(gone)?;
+        expect(stat.st_nlink == 0, "it has no link")?;
+        expect(
+            stat.st_mode & 0o7777 == 0o711 && (stat.st_mtime, stat.st_mtime_nsec) == (7, 8),
+            "its attributes can be set",
+        )?;
+        rustix::fs::fsetxattr(gone, "user.a", b"value", XattrFlags::empty())?;
+        let mut value = [0; 8];
+        expect(
+            rustix::fs::fgetxattr(gone, "user.a", &mut value[..])? == 5,
+            "extended ones, too",
+        )?;
+        rustix::fs::fremovexattr(gone, "user.a")?;
+    }
+    expect(dir.join("file").exists(), "what was not moved stays")
+}
+
+/// ext4 says EPERM, and tmpfs makes the file.
+pub fn tmpfile_in_removed_folder(dir: &Path) -> Check {
+    for gone in &gone_folders(dir)? {
+        let flags = OFlags::TMPFILE | OFlags::RDWR;
+        let made = rustix::fs::openat(gone, ".", flags, Mode::from(0o600));
+        expect_errno(made, Errno::NOENT)?;
+    }
+    Ok(())
 }
 
 pub fn rename_flags(dir: &Path) -> Check {
