@@ -91,11 +91,20 @@ impl Way {
 }
 
 pub fn run(args: &Cp) -> Outcome {
-    run_with(args, &|_| ())
+    run_with(args, &|_, _| ())
 }
 
-/// Hands each folder of the host to `seen` between the look at it and at what is in it.
-fn run_with(args: &Cp, seen: &dyn Fn(&Path)) -> Outcome {
+/// When somebody may change what is on the host.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Moment {
+    /// A folder, or a file that is to be written over, was looked at, and what is in it not yet.
+    Looked,
+    /// A folder, a link or a special file was made, and has nothing yet but its name.
+    Made,
+}
+
+/// Tells `seen` of each such moment, and of what has it.
+fn run_with(args: &Cp, seen: &dyn Fn(Moment, &Path)) -> Outcome {
     let way = Way::parse(&args.paths)?;
     let offline = Offline::open(&args.source.devices, matches!(way, Way::Outwards(..)))?;
     // From here on modes of what is made are given in full.
@@ -153,8 +162,7 @@ struct Copy<'a> {
     bar: ProgressBar,
     /// Something was not copied, or not kept.
     is_incomplete: Cell<bool>,
-    /// Somebody may change a folder after this.
-    seen: &'a dyn Fn(&Path),
+    seen: &'a dyn Fn(Moment, &Path),
 }
 
 impl Copy<'_> {

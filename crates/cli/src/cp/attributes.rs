@@ -9,11 +9,11 @@ use std::path::Path;
 
 use base::clock::Timestamp;
 use fs::{Attr, Ino, SetAttr, SetTime};
-use rustix::fs::{self as calls, AtFlags, Gid, Timespec, Timestamps, Uid, XattrFlags};
+use rustix::fs::{self as calls, AtFlags, CWD, Gid, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 
 use super::Copy;
-use super::folders::Entered;
+use super::folders::path_to;
 use crate::failure::Failure;
 use crate::output::{harmless, shown};
 
@@ -30,12 +30,11 @@ pub struct HostFile<'a> {
     pub held: Held<'a>,
 }
 
-/// How a file is reached.
+/// How a file is reached: by a descriptor, so that it stays the one that was looked at.
 pub enum Held<'a> {
-    /// It stays the one that was opened.
     Open(&'a File),
-    /// What is never opened.
-    Name(&'a Entered<'a>),
+    /// What is never opened to be read or written: a link, or a special file.
+    Located(&'a File),
 }
 
 impl HostFile<'_> {
@@ -43,7 +42,7 @@ impl HostFile<'_> {
         let mut names = vec![0; ATTRIBUTE_MAX];
         let listed = match self.held {
             Held::Open(file) => calls::flistxattr(file, &mut names[..]),
-            Held::Name(name) => calls::llistxattr(name.path(), &mut names[..]),
+            Held::Located(file) => calls::listxattr(path_to(file), &mut names[..]),
         };
         let len = match listed {
             Err(Errno::OPNOTSUPP) => 0,
@@ -60,16 +59,17 @@ impl HostFile<'_> {
         let mut value = vec![0; ATTRIBUTE_MAX];
         let len = match self.held {
             Held::Open(file) => calls::fgetxattr(file, name, &mut value[..])?,
-            Held::Name(of) => calls::lgetxattr(of.path(), name, &mut value[..])?,
+            Held::Located(file) => calls::getxattr(path_to(file), name, &mut value[..])?,
         };
         value.truncate(len);
         Ok(value)
     }
 
     fn set_attribute(&self, name: &[u8], value: &[u8]) -> io::Result<()> {
+        let flags = XattrFlags::empty();
         match self.held {
-            Held::Open(file) => calls::fsetxattr(file, name, value, XattrFlags::empty())?,
-            Held::Name(of) => calls::lsetxattr(of.path(), name, value, XattrFlags::empty())?,
+            Held::Open(file) => calls::fsetxattr(file, name, value, flags)?,
+            Held::Located(file) => calls::setxattr(path_to(file), name, value, flags)?,
         }
         Ok(())
     }
@@ -78,7 +78,7 @@ impl HostFile<'_> {
     fn unset_attribute(&self, name: &[u8]) -> io::Result<()> {
         let removed = match self.held {
             Held::Open(file) => calls::fremovexattr(file, name),
-            Held::Name(of) => calls::lremovexattr(of.path(), name),
+            Held::Located(file) => calls::removexattr(path_to(file), name),
         };
         match removed {
             Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(()),
@@ -89,22 +89,31 @@ impl HostFile<'_> {
     fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
         match self.held {
             Held::Open(file) => fchown(file, uid, gid),
-            Held::Name(name) => {
-                let (folder, name) = name.at();
+            Held::Located(file) => {
                 let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
-                let flags = AtFlags::SYMLINK_NOFOLLOW;
-                Ok(calls::chownat(folder, name, uid, gid, flags)?)
+                Ok(calls::chownat(file, "", uid, gid, AtFlags::EMPTY_PATH)?)
             }
+        }
+    }
+
+    fn set_mode(&self, mode: u32) -> io::Result<()> {
+        let mode = Permissions::from_mode(mode);
+        match self.held {
+            Held::Open(file) => file.set_permissions(mode),
+            Held::Located(file) => host::set_permissions(path_to(file), mode),
         }
     }
 
     fn set_times(&self, times: &Timestamps) -> io::Result<()> {
         match self.held {
             Held::Open(file) => calls::futimens(file, times)?,
-            Held::Name(name) => {
-                let (folder, name) = name.at();
-                calls::utimensat(folder, name, times, AtFlags::SYMLINK_NOFOLLOW)?;
-            }
+            Held::Located(file) => match calls::utimensat(file, "", times, AtFlags::EMPTY_PATH) {
+                // Linux before 5.8.
+                Err(Errno::INVAL) => {
+                    calls::utimensat(CWD, path_to(file), times, AtFlags::empty())?;
+                }
+                done => done?,
+            },
         }
         Ok(())
     }
@@ -152,7 +161,10 @@ impl Copy<'_> {
         };
         for list in LISTS {
             let has_it = attributes.iter().any(|(attribute, _)| attribute == list);
-            if !has_it && let Err(error) = copy.unset_attribute(list) {
+            if !has_it
+                && !attr.is_symlink()
+                && let Err(error) = copy.unset_attribute(list)
+            {
                 unkept(&harmless(list), &error);
             }
         }
@@ -161,9 +173,8 @@ impl Copy<'_> {
                 set(attribute, value);
             }
         }
-        // What is not open was made with its mode.
-        if let Held::Open(file) = copy.held
-            && let Err(error) = file.set_permissions(Permissions::from_mode(mode))
+        if !attr.is_symlink()
+            && let Err(error) = copy.set_mode(mode)
         {
             unkept("mode", &error);
         }

@@ -3,7 +3,9 @@
 //! 1. Only the path that the user has named is handed to the host as a whole. Each folder below it is entered from the one that it is in, by its
 //!    name, and no symbolic link is followed.
 //! 2. A folder that is entered again is the one that was there before, by device and inode.
-//! 3. Only the folder that was entered last is kept open: no tree is too deep or too wide for the descriptors that there are.
+//! 3. What is at a name may be another thing each time. What is copied, or gets attributes or a further name, is held by a descriptor and known for
+//!    what was made or looked at; calls that take no such descriptor get a path that ends at it ([`path_to`]). By name things are made and removed only.
+//! 4. Only the folder that was entered last is kept open: no tree is too deep or too wide for the descriptors that there are.
 
 use std::cell::RefCell;
 use std::ffi::{OsStr, OsString};
@@ -20,12 +22,15 @@ use rustix::io::Errno;
 
 use crate::offline::bytes;
 
+/// Device and inode.
+pub type Identity = (u64, u64);
+
 /// A folder that was entered.
 pub struct Folder {
     path: PathBuf,
     /// How many bytes of the path are the user's.
     given: usize,
-    id: (u64, u64),
+    pub id: Identity,
 }
 
 /// A name in a folder; without one, a path that the user has named.
@@ -73,14 +78,18 @@ impl Entered<'_> {
         Ok(OwnedFd::from(self.open(flags, Mode::empty())?))
     }
 
-    /// What is there, a link itself.
-    pub fn look(&self) -> io::Result<Metadata> {
-        let found = self.open(OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
-        found.metadata()
+    /// A descriptor of what is there, a link itself. It is not opened to be read or written.
+    pub fn locate(&self) -> io::Result<File> {
+        self.open(OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())
     }
 
-    /// Device and inode of what is there, a link itself.
-    pub fn identity(&self) -> Option<(u64, u64)> {
+    /// What is there, a link itself.
+    pub fn look(&self) -> io::Result<Metadata> {
+        self.locate()?.metadata()
+    }
+
+    /// Which one is there, a link itself.
+    pub fn identity(&self) -> Option<Identity> {
         let (folder, name) = self.at();
         let found = calls::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
         Some((found.st_dev, found.st_ino))
@@ -91,23 +100,16 @@ impl Entered<'_> {
         let (folder, name) = self.at();
         Ok(calls::unlinkat(folder, name, AtFlags::empty())?)
     }
+}
 
-    /// What a symbolic link says.
-    pub fn target(&self) -> io::Result<Vec<u8>> {
-        let (folder, name) = self.at();
-        Ok(calls::readlinkat(folder, name, Vec::new())?.into_bytes())
-    }
+/// A path to what a descriptor is of, for calls that take none which is not opened to be read. It ends there, at a symbolic link itself, too.
+pub fn path_to(file: impl AsFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()))
+}
 
-    /// A path to the name for calls that take no folder; it leads through the open one.
-    pub fn path(&self) -> PathBuf {
-        match &self.folder {
-            Some(folder) => {
-                let number = folder.as_raw_fd();
-                Path::new(&format!("/proc/self/fd/{number}")).join(self.name)
-            }
-            None => self.name.to_owned(),
-        }
-    }
+/// What a symbolic link says.
+pub fn target(link: &File) -> io::Result<Vec<u8>> {
+    Ok(calls::readlinkat(link, "", Vec::new())?.into_bytes())
 }
 
 /// Enters folders.
@@ -189,27 +191,26 @@ impl Folders {
     /// Opens a folder itself, to be read.
     pub fn readable(&self, folder: &Rc<Folder>) -> io::Result<File> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-        let mut entered = Entered {
-            folder: Some(self.open(folder)?),
-            name: Path::new(""),
-        };
+        let open = self.open(folder)?;
         let itself = Entered {
             folder: None,
-            name: &entered.path(),
+            name: &path_to(&open),
         };
         match itself.open(flags, Mode::empty()) {
             // No /proc. As "." it has to be one that may be searched, too.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                entered.name = Path::new(".");
-                entered.open(flags, Mode::empty())
+                let itself = Entered {
+                    folder: Some(open),
+                    name: Path::new("."),
+                };
+                itself.open(flags, Mode::empty())
             }
             done => done,
         }
     }
 }
 
-/// Device and inode.
-pub fn id(meta: &Metadata) -> (u64, u64) {
+pub fn id(meta: &Metadata) -> Identity {
     (meta.dev(), meta.ino())
 }
 

@@ -14,8 +14,8 @@ use rustix::fs::{Mode, OFlags, SeekFrom, major, minor, seek};
 use rustix::io::Errno;
 
 use super::attributes::{Held, HostFile};
-use super::folders::{Entered, Folder, Folders, Name, id};
-use super::{Copy, Links, folders, just_made, not_a_folder, not_followed, shown_inside};
+use super::folders::{Entered, Folder, Folders, Identity, Name, id};
+use super::{Copy, Links, Moment, folders, just_made, not_a_folder, not_followed, shown_inside};
 use crate::failure::Failure;
 use crate::offline::{PIECE, bytes, join, last_name, parent};
 use crate::output::shown;
@@ -26,8 +26,8 @@ const BLOCK: usize = 4096;
 pub struct Inwards<'a> {
     copy: &'a Copy<'a>,
     host: Folders,
-    /// What has several names on the host, by device and inode, and its copy.
-    linked: HashMap<(u64, u64), Ino>,
+    /// What has several names on the host, and its copy.
+    linked: HashMap<Identity, Ino>,
     /// What this command has made and is no folder.
     made: HashSet<Ino>,
 }
@@ -194,7 +194,7 @@ impl<'a> Inwards<'a> {
                 }
             }
         }
-        (self.copy.seen)(&item.from.path);
+        (self.copy.seen)(Moment::Looked, &item.from.path);
         Ok(())
     }
 
@@ -400,7 +400,8 @@ impl<'a> Inwards<'a> {
     }
 
     fn symlink(&self, item: &Item, from: &Entered<'_>, place: Place<'_>) -> Result<Ino, Failure> {
-        let target = from.target().map_err(|e| item.failed(&e))?;
+        let from = self.locate_source(item, from)?;
+        let target = folders::target(&from).map_err(|e| item.failed(&e))?;
         self.make_room(place)?;
         let made = self
             .copy
@@ -408,12 +409,13 @@ impl<'a> Inwards<'a> {
             .fs
             .symlink(&self.copy.who, place.folder, place.name(), &target)
             .map_err(|e| place.failed(e))?;
-        self.keep_unopened(item, from, made.ino);
+        self.keep_unopened(item, &from, made.ino);
         Ok(made.ino)
     }
 
     fn special(&self, item: &Item, from: &Entered<'_>, place: Place<'_>) -> Result<Ino, Failure> {
         self.copy.refuse_special(shown(&item.from.path))?;
+        let from = self.locate_source(item, from)?;
         self.make_room(place)?;
         // As the kernel has it in 32 bits.
         let rdev = item.meta.rdev();
@@ -431,15 +433,26 @@ impl<'a> Inwards<'a> {
                 rdev,
             )
             .map_err(|e| place.failed(e))?;
-        self.keep_unopened(item, from, made.ino);
+        self.keep_unopened(item, &from, made.ino);
         Ok(made.ino)
     }
 
-    fn keep_unopened(&self, item: &Item, from: &Entered<'_>, made: Ino) {
+    /// The link or special file that was looked at, unless something else has taken its name.
+    fn locate_source(&self, item: &Item, from: &Entered<'_>) -> Result<File, Failure> {
+        let failed = |e: io::Error| item.failed(&e);
+        let file = from.locate().map_err(failed)?;
+        let meta = file.metadata().map_err(failed)?;
+        match id(&meta) == id(&item.meta) {
+            true => Ok(file),
+            false => Err(item.replaced()),
+        }
+    }
+
+    fn keep_unopened(&self, item: &Item, from: &File, made: Ino) {
         if self.copy.keeps {
             let file = HostFile {
                 path: &item.from.path,
-                held: Held::Name(from),
+                held: Held::Located(from),
             };
             self.copy.keep_inwards(&file, &item.meta, made);
         }

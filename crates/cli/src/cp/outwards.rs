@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
-use std::fs::{self as host, File, Permissions};
+use std::fs::{self as host, File, Metadata, Permissions};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
@@ -10,12 +10,15 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use fs::{Attr, Ino};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, linkat, makedev, mkdirat, mknodat, symlinkat};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, linkat, makedev, mkdirat, mknodat, symlinkat,
+};
 use rustix::io::Errno;
+use rustix::process::geteuid;
 
 use super::attributes::{Held, HostFile};
-use super::folders::{Entered, Folder, Folders, Name};
-use super::{Copy, Links, just_made, not_a_folder, not_followed, shown_inside};
+use super::folders::{Entered, Folder, Folders, Identity, Name, id, path_to};
+use super::{Copy, Links, Moment, folders, just_made, not_a_folder, not_followed, shown_inside};
 use crate::failure::Failure;
 use crate::offline::{Named, PIECE, bytes, join, last_name, named};
 use crate::output::{harmless, shown};
@@ -23,10 +26,10 @@ use crate::output::{harmless, shown};
 pub struct Outwards<'a> {
     copy: &'a Copy<'a>,
     host: Folders,
-    /// Where what has several names was copied to.
-    linked: HashMap<Ino, Rc<Name>>,
-    /// What this command has made and is no folder, by device and inode: a host may take several names for one.
-    made: HashSet<(u64, u64)>,
+    /// Where what has several names was copied to, and what was made there.
+    linked: HashMap<Ino, (Rc<Name>, Identity)>,
+    /// What this command has made and is no folder: a host may take several names for one.
+    made: HashSet<Identity>,
 }
 
 /// Something to copy, and where to.
@@ -142,7 +145,7 @@ impl<'a> Outwards<'a> {
                 Err(failure) => self.copy.tell_of(Err(failure)),
             }
         }
-        (self.copy.seen)(&to.path);
+        (self.copy.seen)(Moment::Looked, &to.path);
         Ok(())
     }
 
@@ -172,33 +175,36 @@ impl<'a> Outwards<'a> {
             return Err(just_made(shown(&item.to.path), shown_inside(&item.from)));
         }
         let has_names = self.copy.keeps && item.attr.nlink > 1;
-        if has_names && let Some(first) = self.linked.get(&item.attr.ino) {
-            return self.link(first, item, &to);
+        if has_names && let Some((first, made)) = self.linked.get(&item.attr.ino) {
+            return self.link(first, *made, item, &to);
         }
-        match item.attr.mode & libc::S_IFMT {
+        let made = match item.attr.mode & libc::S_IFMT {
             libc::S_IFREG => self.regular(item, &to)?,
             libc::S_IFLNK => self.symlink(item, &to)?,
             _ => self.special(item, &to)?,
-        }
+        };
         if has_names {
-            self.linked.insert(item.attr.ino, Rc::clone(&item.to));
+            let name = Rc::clone(&item.to);
+            self.linked.insert(item.attr.ino, (name, made));
         }
-        self.made.extend(to.identity());
+        self.made.insert(made);
         self.copy.bar.inc(1);
         Ok(())
     }
 
-    fn regular(&self, item: &Item, to: &Entered<'_>) -> Result<(), Failure> {
+    fn regular(&self, item: &Item, to: &Entered<'_>) -> Result<Identity, Failure> {
         let failed = |e: io::Error| item.failed(&e);
         if self.copy.keeps && item.links == Links::Refused {
             self.part_from_links(item, to)?;
         }
         let (mut file, is_new) = self.open_file(item, to)?;
+        let found = file.metadata().map_err(failed)?;
         // What is no file, the terminal for example, keeps all it has.
-        if !file.metadata().map_err(failed)?.is_file() {
-            return self.copy.offline.read(&item.from, item.attr.ino, |piece| {
+        if !found.is_file() {
+            let read = self.copy.offline.read(&item.from, item.attr.ino, |piece| {
                 file.write_all(piece).map_err(failed)
             });
+            return read.map(|()| id(&found));
         }
         if self.copy.keeps {
             file.set_permissions(Permissions::from_mode(0o600))
@@ -221,7 +227,7 @@ impl<'a> Outwards<'a> {
                 .map_err(failed)?,
             (false, false) => {}
         }
-        copied
+        copied.map(|()| id(&found))
     }
 
     /// Writes what there is between holes to an empty file.
@@ -253,41 +259,68 @@ impl<'a> Outwards<'a> {
         file.set_len(item.attr.size).map_err(unwritten)
     }
 
-    fn symlink(&self, item: &Item, to: &Entered<'_>) -> Result<(), Failure> {
+    fn symlink(&self, item: &Item, to: &Entered<'_>) -> Result<Identity, Failure> {
         let target = self.copy.offline.fs.readlink(item.attr.ino);
         let target = target.map_err(|e| Failure::from(e).at(shown_inside(&item.from)))?;
         self.clear(item, to)?;
         let (folder, name) = to.at();
-        symlinkat(target, folder, name).map_err(|e| item.failed(&e.into()))?;
-        self.keep_unopened(item, to);
-        Ok(())
+        symlinkat(&target[..], folder, name).map_err(|e| item.failed(&e.into()))?;
+        self.keep_made(item, to, |link, _| Ok(folders::target(link)? == target))
     }
 
-    fn special(&self, item: &Item, to: &Entered<'_>) -> Result<(), Failure> {
+    fn special(&self, item: &Item, to: &Entered<'_>) -> Result<Identity, Failure> {
         self.copy.refuse_special(harmless(&item.from))?;
         self.clear(item, to)?;
-        let (kind, mode) = (
-            FileType::from_raw_mode(item.attr.mode),
-            Mode::from_raw_mode(item.attr.mode & 0o7777),
-        );
+        let kind = FileType::from_raw_mode(item.attr.mode);
         // As the kernel has it in 32 bits.
         let rdev = item.attr.rdev;
         let (major, minor) = (rdev >> 8 & 0xfff, rdev & 0xff | rdev >> 12 & 0xf_ff00);
+        let device = makedev(major, minor);
         let (folder, name) = to.at();
-        mknodat(folder, name, kind, mode, makedev(major, minor))
-            .map_err(|e| item.failed(&e.into()))?;
-        self.keep_unopened(item, to);
-        Ok(())
+        let mode = Mode::from_raw_mode(0o600);
+        mknodat(folder, name, kind, mode, device).map_err(|e| item.failed(&e.into()))?;
+        self.keep_made(item, to, |_, meta| {
+            let is_device = matches!(kind, FileType::CharacterDevice | FileType::BlockDevice);
+            Ok(!is_device || meta.rdev() == device)
+        })
     }
 
-    fn keep_unopened(&self, item: &Item, to: &Entered<'_>) {
-        if self.copy.keeps {
-            let file = HostFile {
-                path: &item.to.path,
-                held: Held::Name(to),
-            };
-            self.copy.keep_outwards(&item.attr, &file);
+    /// Gives a link or special file that was just made what the original has, if it is still at its name: what who owns the folder
+    /// has put there, another name of somebody's file perhaps, gets nothing.
+    fn keep_made(
+        &self,
+        item: &Item,
+        to: &Entered<'_>,
+        is_alike: impl FnOnce(&File, &Metadata) -> io::Result<bool>,
+    ) -> Result<Identity, Failure> {
+        (self.copy.seen)(Moment::Made, &item.to.path);
+        let failed = |e: io::Error| item.failed(&e);
+        let made = to.locate().map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => failed(folders::replaced()),
+            _ => failed(error),
+        })?;
+        let meta = made.metadata().map_err(failed)?;
+        if !self.copy.keeps {
+            return Ok(id(&meta));
         }
+        let is_of_kind = (meta.mode() ^ item.attr.mode) & libc::S_IFMT == 0;
+        if !is_of_kind || meta.nlink() != 1 || !is_alike(&made, &meta).map_err(failed)? {
+            return Err(failed(folders::replaced()));
+        }
+        let (owner, maker) = (meta.uid(), geteuid().as_raw());
+        if owner != maker {
+            return Err(Failure::new(format!(
+                "{}: made by user {maker}, it belongs to user {owner}: somebody has replaced it meanwhile, or its file system gives files owners of its own; \
+                 no attributes are kept",
+                shown(&item.to.path)
+            )));
+        }
+        let file = HostFile {
+            path: &item.to.path,
+            held: Held::Located(&made),
+        };
+        self.copy.keep_outwards(&item.attr, &file);
+        Ok(id(&meta))
     }
 
     /// Opens a file that becomes a copy, empty; only its owner may read a new one. Says whether it is new.
@@ -302,6 +335,7 @@ impl<'a> Outwards<'a> {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             made => return Ok((made.map_err(failed)?, true)),
         }
+        (self.copy.seen)(Moment::Looked, path);
         if item.links == Links::Refused {
             // Nor is a fifo waited for that somebody has put there.
             flags |= OFlags::NOFOLLOW | OFlags::NONBLOCK;
@@ -351,16 +385,33 @@ impl<'a> Outwards<'a> {
         }
     }
 
-    /// One more name of a copy.
-    fn link(&self, first: &Name, item: &Item, to: &Entered<'_>) -> Result<(), Failure> {
+    /// One more name of a copy, if that still has its first one.
+    fn link(
+        &self,
+        first: &Name,
+        made: Identity,
+        item: &Item,
+        to: &Entered<'_>,
+    ) -> Result<(), Failure> {
+        let failed = |e: io::Error| failed(&first.path, &e);
+        let copy = self.host.enter(first).and_then(|first| first.locate());
+        let copy = copy.map_err(failed)?;
+        if id(&copy.metadata().map_err(failed)?) != made {
+            return Err(Failure::new(format!(
+                "{} is no further name of {}: {}",
+                shown(&item.to.path),
+                shown(&first.path),
+                folders::replaced()
+            )));
+        }
         self.clear(item, to)?;
-        let first = self
-            .host
-            .enter(first)
-            .map_err(|e| failed(&first.path, &e))?;
-        let ((folder, name), (to_folder, to_name)) = (first.at(), to.at());
-        linkat(folder, name, to_folder, to_name, AtFlags::empty())
-            .map_err(|e| item.failed(&e.into()))
+        let (folder, name) = to.at();
+        let linked = match linkat(CWD, path_to(&copy), folder, name, AtFlags::SYMLINK_FOLLOW) {
+            // No /proc.
+            Err(Errno::NOENT) => linkat(&copy, "", folder, name, AtFlags::EMPTY_PATH),
+            done => done,
+        };
+        linked.map_err(|e| item.failed(&e.into()))
     }
 
     /// Makes a folder that only its owner may enter, if there is none, and enters it. Says whether it is new.
@@ -369,7 +420,10 @@ impl<'a> Outwards<'a> {
         let place = self.host.enter(to).map_err(failed)?;
         let (above, name) = place.at();
         let is_new = match mkdirat(above, name, Mode::RWXU) {
-            Ok(()) => true,
+            Ok(()) => {
+                (self.copy.seen)(Moment::Made, &to.path);
+                true
+            }
             Err(Errno::EXIST) => false,
             Err(error) => return Err(failed(error.into())),
         };

@@ -1,8 +1,12 @@
 //! What somebody does to folders while they are copied.
 
+use std::cell::RefCell;
 use std::fs as host;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::io;
+use std::os::unix::fs::{MetadataExt, lchown, symlink};
 
+use rustix::fs::{AtFlags, CWD, FileType, Timespec, Timestamps, makedev, mknodat, utimensat};
+use rustix::process::geteuid;
 use tempfile::TempDir;
 
 use super::*;
@@ -43,18 +47,23 @@ impl Host {
 
     /// Copies all, or all that can be found after what somebody does.
     fn copy(&self, options: &str, from: &str, to: &str, meanwhile: Option<Meanwhile>) {
+        let Some((folder, then)) = meanwhile else {
+            return assert_eq!(self.copied(options, from, to, &|_, _| ()), 0);
+        };
+        let done = Cell::new(false);
+        let ended = self.copied(options, from, to, &|moment, seen| {
+            if moment == Moment::Looked && seen == self.path(folder) && !done.replace(true) {
+                then(self);
+            }
+        });
+        assert!(done.get());
+        assert_eq!(ended, OPERATIONAL);
+    }
+
+    fn copied(&self, options: &str, from: &str, to: &str, seen: &dyn Fn(Moment, &Path)) -> u8 {
         let path = |path: &str| match path.starts_with(':') {
             true => PathBuf::from(path),
             false => self.path(path),
-        };
-        let done = Cell::new(false);
-        let at = |seen: &Path| {
-            if let Some((folder, then)) = meanwhile
-                && seen == self.path(folder)
-                && !done.replace(true)
-            {
-                then(self);
-            }
         };
         let args = Cp {
             source: Source {
@@ -65,9 +74,7 @@ impl Host {
             archive: options == "-a",
             paths: vec![path(from), path(to)],
         };
-        let ended = run_with(&args, &at).unwrap();
-        assert_eq!(done.get(), meanwhile.is_some());
-        assert_eq!(ended, if done.get() { OPERATIONAL } else { 0 });
+        run_with(&args, seen).unwrap()
     }
 
     /// All that a tree has, by path: kind and mode, owner, time of its change, and content.
@@ -119,4 +126,129 @@ fn a_folder_that_becomes_a_link_leads_no_copy_out_of_the_source() {
         assert!(copied.len() > 2, "{copied:?}");
         assert!(copied.iter().all(|(.., content)| content != b"a secret"));
     }
+}
+
+/// What of something can be changed without opening it.
+fn kept(path: &Path) -> Option<(u32, u32, u32, i64)> {
+    let meta = host::symlink_metadata(path).ok()?;
+    Some((meta.mode(), meta.uid(), meta.gid(), meta.mtime()))
+}
+
+fn names_of(path: &Path) -> u64 {
+    host::symlink_metadata(path).unwrap().nlink()
+}
+
+fn fifo(path: &Path) -> io::Result<()> {
+    let mode = Mode::from_raw_mode(0o604);
+    Ok(mknodat(CWD, path, FileType::Fifo, mode, 0)?)
+}
+
+/// Only root makes these.
+fn device(path: &Path, minor: u32) -> io::Result<()> {
+    let (kind, mode) = (FileType::CharacterDevice, Mode::from_raw_mode(0o604));
+    Ok(mknodat(CWD, path, kind, mode, makedev(1, minor))?)
+}
+
+/// The owner of a folder had root give him what is somebody else's, by another name of that.
+#[test]
+fn what_takes_the_place_of_something_just_made_keeps_what_it_has() {
+    type Put = fn(&Host, &Path) -> io::Result<()>;
+    let mut puts: Vec<(&str, Put)> = vec![
+        ("link", |host, at| {
+            host::hard_link(host.path("other/link"), at)
+        }),
+        ("link", |_, at| symlink("elsewhere", at)),
+        ("link", |_, at| fifo(at)),
+        ("link", |_, _| Ok(())),
+        ("fifo", |host, at| {
+            host::hard_link(host.path("other/fifo"), at)
+        }),
+        ("fifo", |_, at| symlink("file", at)),
+        ("fifo", |_, at| host::write(at, "a file")),
+    ];
+    if geteuid().is_root() {
+        puts.push(("fifo", |_, at| fifo(at).and(lchown(at, Some(1234), None))));
+        puts.push(("null", |_, at| device(at, 5)));
+    }
+    for (number, (name, put)) in puts.into_iter().enumerate() {
+        let host = Host::new();
+        for folder in ["home/docs", "other"] {
+            fifo(&host.path(folder).join("fifo")).unwrap();
+            if geteuid().is_root() {
+                device(&host.path(folder).join("null"), 3).unwrap();
+            }
+        }
+        let long_ago = Timespec {
+            tv_sec: 1,
+            tv_nsec: 0,
+        };
+        let times = Timestamps {
+            last_access: long_ago,
+            last_modification: long_ago,
+        };
+        let from = host.path("home/docs").join(name);
+        utimensat(CWD, &from, &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
+        host.copy("-a", "home", ":/", None);
+
+        let place = host.path("restored/docs").join(name);
+        let found = RefCell::new(None);
+        let ended = host.copied("-a", ":/home", "restored", &|moment, seen| {
+            if moment == Moment::Made && seen == place {
+                host::rename(&place, host.path("moved")).unwrap();
+                put(&host, &place).unwrap();
+                *found.borrow_mut() = Some(kept(&place));
+            }
+        });
+        let found = found.into_inner().expect("the place was not made");
+        assert_eq!(found, kept(&place), "{number}");
+        assert_eq!(ended, OPERATIONAL, "{number}");
+    }
+}
+
+/// The copy was one of what had come there since, with its attributes.
+#[test]
+fn a_link_that_is_replaced_after_the_look_is_not_copied() {
+    for name in ["link", "fifo"] {
+        let host = Host::new();
+        fifo(&host.path("home/docs/fifo")).unwrap();
+        let place = host.path("home/docs").join(name);
+        let ended = host.copied("-a", "home", ":/", &|moment, seen| {
+            if moment == Moment::Looked && seen == host.path("home/docs") {
+                host::rename(&place, host.path("moved")).unwrap();
+                host::hard_link(host.path("other/link"), &place).unwrap();
+            }
+        });
+        host.copy("-a", ":/home", "copy", None);
+        assert_eq!(kept(&host.path("copy/docs").join(name)), None, "{name}");
+        assert_eq!(ended, OPERATIONAL, "{name}");
+    }
+}
+
+/// A further name of a copy was one of whatever had the place of the first.
+#[test]
+fn a_further_name_is_one_of_what_was_copied() {
+    let host = Host::new();
+    for folder in ["home/one", "home/two"] {
+        host::create_dir(host.path(folder)).unwrap();
+    }
+    host::write(host.path("home/one/same"), "of two names").unwrap();
+    host::hard_link(host.path("home/one/same"), host.path("home/two/same")).unwrap();
+    host.copy("-a", "home", ":/", None);
+    host.copy("-a", ":/home", "whole", None);
+    assert_eq!(names_of(&host.path("whole/one/same")), 2);
+
+    let ended = host.copied("-a", ":/home", "restored", &|moment, seen| {
+        for (one, another) in [("one", "two"), ("two", "one")] {
+            let first = host.path("restored").join(another).join("same");
+            let is_second = seen == host.path("restored").join(one);
+            if moment == Moment::Looked && is_second && first.exists() {
+                host::rename(&first, host.path("moved")).unwrap();
+                host::hard_link(host.path("other/file"), &first).unwrap();
+            }
+        }
+    });
+    assert_eq!(host::read(host.path("moved")).unwrap(), b"of two names");
+    // Its two names in that tree, and the one that was put there.
+    assert_eq!(names_of(&host.path("other/file")), 3);
+    assert_eq!(ended, OPERATIONAL);
 }

@@ -171,7 +171,9 @@ fn an_archive_keeps_all_there_is_of_a_tree_in_both_directions() {
         let (kind, mode) = (FileType::BlockDevice, Mode::from_raw_mode(0o660));
         rustix::fs::mknodat(CWD, tree.join("device"), kind, mode, device).unwrap();
         set_attribute(&program, "trusted.kept", b"by root");
-        set_attribute(&program, "security.kept", b"by root");
+        for path in [&program, &link, &fifo] {
+            set_attribute(path, "security.kept", b"by root");
+        }
         set_attribute(
             &tree.join("inner"),
             "system.posix_acl_default",
