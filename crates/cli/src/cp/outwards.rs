@@ -349,6 +349,10 @@ impl<'a> Outwards<'a> {
         let found = file.metadata().map_err(failed)?;
         self.copy.refuse_device(shown(path), &found)?;
         match (found.is_file(), item.links) {
+            // It had one when `part_from_links` looked.
+            (true, Links::Refused) if self.copy.keeps && found.nlink() > 1 => {
+                return Err(failed(folders::replaced()));
+            }
             // Emptied only now that it is known what it is.
             (true, _) => file.set_len(0).map_err(failed)?,
             (false, Links::Followed) => {}

@@ -252,3 +252,21 @@ fn a_further_name_is_one_of_what_was_copied() {
     assert_eq!(names_of(&host.path("other/file")), 3);
     assert_eq!(ended, OPERATIONAL);
 }
+
+/// Somebody's file was written over by another name, put there after the look whether there are several.
+#[test]
+fn a_file_that_gets_another_name_meanwhile_is_not_written_over() {
+    let host = Host::new();
+    host.copy("-a", "home", ":/", None);
+    host.copy("-a", ":/home", "restored", None);
+    let place = host.path("restored/docs/deep/deeper/file");
+    let ended = host.copied("-a", ":/home/.", "restored", &|moment, seen| {
+        if moment == Moment::Looked && seen == place {
+            host::remove_file(&place).unwrap();
+            host::hard_link(host.path("other/file"), &place).unwrap();
+        }
+    });
+    assert_eq!(host::read(host.path("other/file")).unwrap(), b"a secret");
+    assert_eq!(names_of(&host.path("other/file")), 3);
+    assert_eq!(ended, OPERATIONAL);
+}
