@@ -30,6 +30,8 @@ pub struct Outwards<'a> {
     linked: HashMap<Ino, (Rc<Name>, Identity)>,
     /// What this command has made and is no folder: a host may take several names for one.
     made: HashSet<Identity>,
+    /// The folders that were entered for the source that is being copied.
+    entered: HashSet<Identity>,
 }
 
 /// Something to copy, and where to.
@@ -64,6 +66,7 @@ impl<'a> Outwards<'a> {
             host: Folders::default(),
             linked: HashMap::new(),
             made: HashSet::new(),
+            entered: HashSet::new(),
         }
     }
 
@@ -80,6 +83,7 @@ impl<'a> Outwards<'a> {
             to: Rc::new(Name::given(to)),
             links,
         };
+        self.entered.clear();
         let (mut waiting, mut folders) = (vec![item], Vec::new());
         while let Some(item) = waiting.pop() {
             let done = match item.attr.is_dir() {
@@ -127,7 +131,9 @@ impl<'a> Outwards<'a> {
         let offline = self.copy.offline;
         let names = offline.names(&from, attr.ino, |lost| self.copy.tell_of(Err(lost)));
         let (folder, is_new) = self.make_folder(&to)?;
-        if is_new || self.copy.keeps {
+        // One that is met again, by another name, gets what it was entered for first and nothing else: somebody may have renamed it.
+        let is_first = self.entered.insert(folder.id);
+        if is_first && (is_new || self.copy.keeps) {
             folders.push(Unfinished {
                 folder: Rc::clone(&folder),
                 path: to.path.clone(),
@@ -418,7 +424,13 @@ impl<'a> Outwards<'a> {
         linked.map_err(|e| item.failed(&e.into()))
     }
 
-    /// Makes a folder that only its owner may enter, if there is none, and enters it. Says whether it is new.
+    fn is_empty(&self, folder: &Rc<Folder>) -> io::Result<bool> {
+        let open = self.host.readable(folder)?;
+        Ok(folders::names(open)?.is_empty())
+    }
+
+    /// Makes a folder that only its owner may enter, if there is none, and enters it. Says whether it is new. One that is there already is
+    /// copied into as by cp(1), whoever has put it there.
     fn make_folder(&self, to: &Name) -> Result<(Rc<Folder>, bool), Failure> {
         let failed = |e: io::Error| failed(&to.path, &e);
         let place = self.host.enter(to).map_err(failed)?;
@@ -437,6 +449,10 @@ impl<'a> Outwards<'a> {
             Ok(found) if !found.is_dir() => not_a_folder(shown(&to.path)),
             _ => failed(error),
         })?;
+        // Nobody else can have put anything into one that was made.
+        if is_new && !self.is_empty(&entered).map_err(failed)? {
+            return Err(failed(folders::replaced()));
+        }
         Ok((entered, is_new))
     }
 }

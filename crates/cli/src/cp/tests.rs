@@ -270,3 +270,47 @@ fn a_file_that_gets_another_name_meanwhile_is_not_written_over() {
     assert_eq!(names_of(&host.path("other/file")), 3);
     assert_eq!(ended, OPERATIONAL);
 }
+
+/// A folder of somebody else's was filled, and given away with all that was in it.
+#[test]
+fn a_folder_that_takes_the_place_of_one_just_made_is_not_filled() {
+    for options in ["-r", "-a"] {
+        let host = Host::new();
+        host.copy("-a", "home", ":/", None);
+        let place = host.path("restored/docs");
+        let found = RefCell::new(Vec::new());
+        let ended = host.copied(options, ":/home", "restored", &|moment, seen| {
+            if moment == Moment::Made && seen == place {
+                host::rename(&place, host.path("moved")).unwrap();
+                host::rename(host.path("other"), &place).unwrap();
+                *found.borrow_mut() = host.all("restored/docs");
+            }
+        });
+        assert_eq!(host.all("restored/docs"), found.into_inner(), "{options}");
+        assert_eq!(ended, OPERATIONAL, "{options}");
+    }
+}
+
+/// A folder that was the owner's alone while it was filled got what another one has, by whose name it was found again.
+#[test]
+fn a_folder_that_is_found_by_a_second_name_gets_nothing_of_that() {
+    let host = Host::new();
+    for folder in ["home/one", "home/two"] {
+        host::create_dir(host.path(folder)).unwrap();
+        host::write(host.path(folder).join("file"), folder).unwrap();
+    }
+    host.copy("-a", "home", ":/", None);
+    let moved = RefCell::new(None);
+    let ended = host.copied("-a", ":/home", "restored", &|moment, seen| {
+        for (one, another) in [("one", "two"), ("two", "one")] {
+            let [first, second] = [one, another].map(|name| host.path("restored").join(name));
+            if moment == Moment::Looked && seen == first && moved.borrow().is_none() {
+                host::rename(&first, &second).unwrap();
+                *moved.borrow_mut() = Some(second);
+            }
+        }
+    });
+    let moved = moved.into_inner().expect("no folder was seen");
+    assert_eq!(kept(&moved).unwrap().0 & 0o7777, 0o700);
+    assert_eq!(ended, OPERATIONAL);
+}
