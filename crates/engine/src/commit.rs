@@ -432,6 +432,10 @@ impl<E: Clone> Commits<E> {
                 return Ok(());
             }
             let mut state = self.state.lock();
+            // It may have become durable since, and commits have failed after that.
+            if state.durable >= epoch {
+                return Ok(());
+            }
             if let Some(error) = &state.failed {
                 return Err(error.clone());
             }

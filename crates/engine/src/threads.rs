@@ -192,7 +192,7 @@ mod tests {
     use crate::op::Need;
     use crate::store::StoreOptions;
     use crate::testing::{Bytes, TestStore, create, format, options};
-    use base::atomic::{AtomicBool, Ordering};
+    use base::atomic::{AtomicBool, AtomicU64, Ordering};
     use base::clock::Clock;
     use device::AlignedBuf;
     use device::sim::SimDevice;
@@ -227,8 +227,13 @@ mod tests {
                 base::thread::yield_now();
             }
             store.latch("a test");
-            let closing = Arc::clone(&store);
-            let (closing, over) = aside(move || drop(closing.close()));
+            let (closing, under) = (Arc::clone(&store), Arc::clone(&device));
+            let left = Arc::new(AtomicU64::new(u64::MAX));
+            let counts = Arc::clone(&left);
+            let (closing, over) = aside(move || {
+                drop(closing.close());
+                counts.store(under.waiting(), Ordering::SeqCst);
+            });
             for _ in 0..1000 {
                 base::thread::yield_now();
             }
@@ -236,6 +241,7 @@ mod tests {
             device.release();
             others.join().unwrap();
             closing.join().unwrap();
+            assert_eq!(left.load(Ordering::SeqCst), 0);
         }
     }
 

@@ -308,7 +308,8 @@ impl FileSystem {
         written.and(self.files.check_losses(told))
     }
 
-    /// Everything done so far, data included, is durable when this returns.
+    /// Everything done so far, data included, is durable when this returns. One that meets the end of the file system waits for it, and succeeds if that
+    /// [does](Self::close), as one does that comes later.
     ///
     /// # Errors
     /// What cannot be made durable now, and what was lost since the last sync that reported a
@@ -318,13 +319,14 @@ impl FileSystem {
     pub fn sync(&self) -> Result<(), Error> {
         if self.store.read_only() {
             return match self.store.failed() {
-                Some(error) => Err(error.into()),
+                Some(error) => self.files.or_ended_well(Err(error.into())),
                 None => Ok(()),
             };
         }
         let told = self.files.losses_told();
         let written = self.files.write_back_all();
         let synced = written.and_then(|()| Ok(self.store.sync()?));
+        let synced = self.files.or_ended_well(synced);
         // Whoever is told of another failure is told of these with it.
         synced.and(self.files.check_losses(told))
     }

@@ -133,7 +133,15 @@ impl<'a> Outwards<'a> {
         let (folder, is_new) = self.make_folder(&to)?;
         // One that is met again, by another name, gets what it was entered for first and nothing else: somebody may have renamed it.
         let is_first = self.entered.insert(folder.id);
-        if is_first && (is_new || self.copy.keeps) {
+        let keeps = is_new || self.copy.keeps;
+        if keeps && !is_first {
+            self.copy.tell_of(Err(Failure::new(format!(
+                "{}: a folder that was copied to before has come there meanwhile; it does not get what {} has",
+                shown(&to.path),
+                shown_inside(&from)
+            ))));
+        }
+        if keeps && is_first {
             folders.push(Unfinished {
                 folder: Rc::clone(&folder),
                 path: to.path.clone(),
@@ -313,10 +321,11 @@ impl<'a> Outwards<'a> {
         if !is_of_kind || meta.nlink() != 1 || !is_alike(&made, &meta).map_err(failed)? {
             return Err(failed(folders::replaced()));
         }
-        let (owner, maker) = (meta.uid(), geteuid().as_raw());
-        if owner != maker {
+        // Who is not root can give nothing to what is another's.
+        let (owner, maker) = (meta.uid(), geteuid());
+        if maker.is_root() && owner != maker.as_raw() {
             return Err(Failure::new(format!(
-                "{}: made by user {maker}, it belongs to user {owner}: somebody has replaced it meanwhile, or its file system gives files owners of its own; \
+                "{}: made by root, it belongs to user {owner}: somebody has replaced it meanwhile, or its file system gives files owners of its own; \
                  no attributes are kept",
                 shown(&item.to.path)
             )));

@@ -27,6 +27,8 @@ const COPIES: [u64; 2] = [0, DEVICE - BLOCK];
 struct Array {
     dir: TempDir,
     images: Vec<PathBuf>,
+    /// How many small ones.
+    files: usize,
 }
 
 fn sheaf(arguments: &[&str], paths: &[PathBuf]) -> Ran {
@@ -53,20 +55,37 @@ impl Array {
         let dir = TempDir::new().unwrap();
         let images: Vec<PathBuf> = ["a", "b", "c"].map(|name| dir.path().join(name)).into();
         sheaf(&["mkfs", "--quiet", "--size", "64M"], &images).exits(0);
-        let tree = dir.path().join("tree");
-        fs::create_dir(&tree).unwrap();
-        fs::write(tree.join("large"), noise(3 << 20)).unwrap();
-        for i in 0..files {
-            fs::write(
-                tree.join(format!("a small file, number {i}")),
-                noise(i % 300),
-            )
-            .unwrap();
+        let array = Array { dir, images, files };
+        let (who, mounted) = (::fs::Caller::root(), array.mounted(false));
+        let tree = mounted.mkdir(&who, ::fs::ROOT, b"tree", 0o755).unwrap();
+        for (name, content) in array.tree() {
+            let made = mounted.create(&who, tree.ino, name.as_bytes(), 0o644, libc::O_RDWR);
+            let (_, file) = made.unwrap();
+            mounted.write(&file, 0, &content).unwrap();
+            mounted.close_file(file);
         }
-        let array = Array { dir, images };
-        let (a, tree) = (array.images[0].to_str().unwrap(), tree.to_str().unwrap());
-        sheaf(&["cp", "-r", "-d", a, tree, ":/"], &[]).exits(0);
+        mounted.close().unwrap();
         array
+    }
+
+    /// The names in the folder "tree", and what they are of.
+    fn tree(&self) -> impl Iterator<Item = (String, Vec<u8>)> {
+        let small = |i| (format!("a small file, number {i}"), noise(i % 300));
+        let large = ("large".to_owned(), noise(3 << 20));
+        std::iter::once(large).chain((0..self.files).map(small))
+    }
+
+    /// In this process. Nothing is written but by syncs and the close.
+    fn mounted(&self, read_only: bool) -> Arc<::fs::FileSystem> {
+        let options = device::OpenOptions::default();
+        let devices = device::open_when_free(&self.images, &options).unwrap();
+        let assembled = device::Array::assemble(devices, read_only).unwrap();
+        let options = ::fs::FsOptions::default();
+        let options = match read_only {
+            true => options.read_only(),
+            false => options.without_threads(::fs::Clock::real()),
+        };
+        ::fs::FileSystem::open(Arc::new(assembled), options).unwrap()
     }
 
     fn image(&self, index: usize) -> File {
@@ -95,15 +114,27 @@ impl Array {
     /// Sound, and every file as it was written.
     fn check(&self) {
         self.fsck(&[]).exits(0).says("no errors");
-        let out = TempDir::new().unwrap();
-        let a = self.images[0].to_str().unwrap();
-        let to = out.path().to_str().unwrap();
-        sheaf(&["cp", "-r", "-d", a, ":/tree", to], &[]).exits(0);
-        let same = Command::new("diff")
-            .args(["-r".as_ref(), self.dir.path().join("tree").as_os_str()])
-            .arg(out.path().join("tree"))
-            .status();
-        assert!(same.unwrap().success());
+        let (who, mounted) = (::fs::Caller::root(), self.mounted(true));
+        let mut names = 0;
+        let mut count = |_: ::fs::DirEntry<'_>| {
+            names += 1;
+            true
+        };
+        let tree = mounted.resolve(b"/tree").unwrap();
+        mounted.readdir(tree.ino, 0, &mut count).unwrap();
+        assert_eq!(names, self.files + 1);
+        for (name, content) in self.tree() {
+            let opened = mounted.open_path(&who, tree.ino, name.as_bytes(), libc::O_RDONLY, 0);
+            let (attr, file) = opened.unwrap();
+            let mut found = vec![0; content.len()];
+            assert_eq!(mounted.read(&file, 0, &mut found).unwrap(), content.len());
+            assert!(
+                attr.size == content.len() as u64 && found == content,
+                "{name}"
+            );
+            mounted.close_file(file);
+        }
+        mounted.close().unwrap();
     }
 
     /// Refused, with these words, and nothing written.
@@ -407,7 +438,8 @@ impl Array {
         for (from, to) in self.images.iter().zip(&images) {
             sparse::write(to, &sparse::read(from).unwrap()).unwrap();
         }
-        Array { dir, images }
+        let files = self.files;
+        Array { dir, images, files }
     }
 }
 
@@ -461,12 +493,7 @@ fn nothing_is_called_otherwise_beside_an_old_copy() {
 #[test]
 fn an_old_copy_of_an_array_in_use_gets_no_label_but_where_the_journal_ends() {
     let array = Array::made();
-    let options = device::OpenOptions::default();
-    let devices = device::open_when_free(&array.images, &options).unwrap();
-    let assembled = device::Array::assemble(devices, false).unwrap();
-    // Nothing is written but by the syncs.
-    let options = ::fs::FsOptions::default().without_threads(::fs::Clock::real());
-    let mounted = ::fs::FileSystem::open(Arc::new(assembled), options).unwrap();
+    let mounted = array.mounted(false);
     let who = ::fs::Caller::root();
     let add = |i: usize| {
         let name = format!("a file of which the journal says all, number {i}");
@@ -512,11 +539,7 @@ fn an_old_copy_of_an_array_in_use_gets_no_label_but_where_the_journal_ends() {
 
 /// Which of the files that were added are there, in order.
 fn numbers(array: &Array) -> Vec<usize> {
-    let options = device::OpenOptions::default();
-    let devices = device::open_when_free(&array.images, &options).unwrap();
-    let assembled = device::Array::assemble(devices, true).unwrap();
-    let options = ::fs::FsOptions::default().read_only();
-    let mounted = ::fs::FileSystem::open(Arc::new(assembled), options).unwrap();
+    let mounted = array.mounted(true);
     let mut found = Vec::new();
     mounted
         .readdir(::fs::ROOT, 0, &mut |entry| {

@@ -398,7 +398,7 @@ impl Files {
     }
 
     /// What a sync is told that may have met the end. Refused, as nothing is written any more, it may be of what the end has made durable. The caller holds no lock of files.
-    fn or_ended_well(&self, outcome: Result<(), Error>) -> Result<(), Error> {
+    pub(crate) fn or_ended_well(&self, outcome: Result<(), Error>) -> Result<(), Error> {
         match outcome {
             Err(Error::ReadOnly) if self.has_ended_well() => Ok(()),
             outcome => outcome,

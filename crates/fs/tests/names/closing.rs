@@ -269,6 +269,28 @@ fn an_end_that_failed_has_failed_for_whoever_asks_again() {
     assert!(fs.sync().is_err());
 }
 
+/// A sync of all was refused where one of a file succeeded.
+#[test]
+fn a_sync_after_a_good_end_succeeds_and_nothing_else() {
+    let mut world = busy(2);
+    let fs = world.open();
+    let file = create(&fs, 0);
+    fs.write(&file, 0, &[7; 100]).unwrap();
+    fs.close().unwrap();
+    fs.sync().unwrap();
+    fs.fsync(&file, false).unwrap();
+    for refused in [
+        fs.checkpoint().map(drop),
+        fs.write(&file, 0, &[8]).map(drop),
+        fs.mkdir(&Caller::root(), ROOT, b"late", 0o755).map(drop),
+    ] {
+        assert!(matches!(refused, Err(Error::ReadOnly)), "{refused:?}");
+    }
+    drop((file, fs));
+    world.devices = world.devices.iter().map(|d| d.reopen()).collect();
+    world.check();
+}
+
 /// A thread that had nothing to do kept the file system, and with it the devices, for a second after the program had dropped it.
 #[test]
 fn devices_are_let_go_when_a_file_system_is_dropped() {
