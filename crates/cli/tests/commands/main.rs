@@ -3,6 +3,7 @@
 mod copied;
 mod daemons;
 mod damaged;
+mod hanging;
 mod helpers;
 mod interrupted;
 mod labels;

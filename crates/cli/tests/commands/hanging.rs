@@ -1,0 +1,74 @@
+//! What calls do while the daemon of a mount answers nothing.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::untold::can_mount;
+use crate::{Array, Ran, one, sheaf};
+
+/// A mount whose daemon is stopped, until this is dropped.
+struct Stopped {
+    array: Array,
+    at: PathBuf,
+    daemon: Pid,
+}
+
+impl Stopped {
+    fn new() -> Self {
+        let array = Array::made(1);
+        let (at, pid) = (array.path("mnt"), array.path("pid"));
+        fs::create_dir(&at).unwrap();
+        let option = format!("--pid-file={}", pid.display());
+        let paths = [array.images[0].clone(), at.clone()];
+        sheaf(&["mount"], &[&option], &paths).succeeds();
+        let daemon = fs::read_to_string(pid).unwrap().trim().parse().unwrap();
+        let daemon = Pid::from_raw(daemon).unwrap();
+        kill_process(daemon, Signal::STOP).unwrap();
+        Stopped { array, at, daemon }
+    }
+
+    fn goes_on(&self) {
+        kill_process(self.daemon, Signal::CONT).unwrap();
+    }
+
+    fn mounts_there(&self) -> usize {
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let at = fs::canonicalize(self.array.dir.path()).unwrap().join("mnt");
+        let at = format!(" {} ", at.display());
+        table.lines().filter(|line| line.contains(&at)).count()
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        self.goes_on();
+        while self.mounts_there() > 0 {
+            sheaf(&["umount"], &[], std::slice::from_ref(&self.at)).succeeds();
+        }
+    }
+}
+
+/// The call, ended where it hangs.
+fn limited(arguments: &[&str]) -> Command {
+    let mut limited = Command::new("timeout");
+    limited.args(["-s", "KILL", "30", env!("CARGO_BIN_EXE_sheaf")]);
+    limited.args(arguments);
+    limited
+}
+
+/// Every command looked at all that lies beside an image for the other devices of its array, and so at a mount there.
+#[test]
+fn a_mount_that_hangs_beside_an_image_keeps_nobody_waiting() {
+    if !can_mount() {
+        return;
+    }
+    let stopped = Stopped::new();
+    let image = stopped.array.path("other.img");
+    sheaf(&["mkfs"], &["--size=64M"], &one(&image)).succeeds();
+    let label = limited(&["label", image.to_str().unwrap()]).output();
+    drop(stopped);
+    Ran(label.unwrap()).succeeds();
+}
