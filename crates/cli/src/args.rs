@@ -218,7 +218,7 @@ pub struct Fsck {
 ///
 /// The state is what labels, checkpoint records and the journal say, and nothing else is looked at: `clean`, `needs recovery` with what the next mount
 /// replays of the journal, `damaged` where these keep the next mount from beginning, or, while somebody has the devices who may write, `mounted` or `in use`;
-/// with the processes that have them open, where they are mounted, what the daemon says of errors since then (to root and its own user), and damage that
+/// with the processes that have them open, where they are mounted, what the daemon says of errors since then (to root and its own user, if within two seconds), and damage that
 /// the look finds. A mount can be refused for other damage though the state is clean: `sheaf fsck` looks at everything. Nothing is written.
 #[derive(Args, Debug)]
 #[command(
@@ -239,6 +239,9 @@ pub struct Info {
     /// cache and the devices. Needs root or the daemon's own user.
     #[arg(long, value_name = "MOUNTPOINT", conflicts_with_all = ["devices", "udev"])]
     pub live: Option<PathBuf>,
+    /// As other calls of this program ask a daemon that may hang: its process and its metrics, from a session of its own
+    #[arg(long, hide = true, requires = "live")]
+    pub unwaited: bool,
 }
 
 /// Show or change the label and the UUID of a file system

@@ -30,10 +30,8 @@ const NAMES: u32 = 100;
 /// Of the descriptors of this process it has the three that every program has, and those that `arguments` name: a lock or a pipe of the caller's
 /// must not last as long as the mount.
 pub fn start(arguments: &[OsString]) -> Outcome {
-    for unnamed in between(&named_descriptors(arguments)) {
-        if let Err(error) = base::sys::close_on_exec(unnamed) {
-            tracing::warn!("the daemon keeps open what its caller had open: {error}");
-        }
+    if let Err(error) = keep_open(&named_descriptors(arguments)) {
+        tracing::warn!("the daemon keeps open what its caller had open: {error}");
     }
     let mut child = myself()
         .args(arguments)
@@ -63,6 +61,16 @@ pub fn start(arguments: &[OsString]) -> Outcome {
             "the daemon died before the mount was usable ({status})"
         ))),
     }
+}
+
+/// Of the descriptors of this process programs that are started later have those of every program.
+pub fn keep_nothing_open() -> io::Result<()> {
+    keep_open(&BTreeSet::new())
+}
+
+fn keep_open(named: &BTreeSet<u32>) -> io::Result<()> {
+    let mut unnamed = between(named).into_iter();
+    unnamed.try_for_each(base::sys::close_on_exec)
 }
 
 /// Descriptors that are named as files, as a shell names what a program is to read or write: `--log=/dev/fd/63`.

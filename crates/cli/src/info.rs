@@ -59,7 +59,10 @@ struct Found {
 
 pub fn run(args: &Info) -> Outcome {
     if let Some(mountpoint) = &args.live {
-        return live::info(mountpoint, args.json);
+        return match args.unwaited {
+            true => live::answer(mountpoint),
+            false => live::info(mountpoint, args.json),
+        };
     }
     match (args.udev, args.devices.is_empty()) {
         (true, _) => for_udev(args),

@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::args::Checkpoint;
 use crate::failure::{Failure, Outcome};
 use crate::users::Health;
-use crate::{output, size};
+use crate::{daemon, output, size};
 
 /// One value as `--json` shows it. Names and units are those of the metrics that a mount serves.
 #[derive(Debug, PartialEq, Serialize)]
@@ -50,24 +50,33 @@ pub fn info(mountpoint: &Path, json: bool) -> Outcome {
     Ok(0)
 }
 
-/// What the daemon says of errors since the mount; nothing if it does not answer this user.
-pub fn health(mountpoint: &Path) -> Option<Health> {
-    let text = Live::new(mountpoint).ok()?.metrics().ok()?;
-    let mut health = Health {
-        failed: false,
-        device_errors: BTreeMap::new(),
-    };
-    for sample in text.lines().filter_map(Sample::parse) {
+/// Prints the number of the daemon's process, and then its metrics, for another call of this program, which does not wait longer than it likes and may have
+/// ended when the answer comes.
+pub fn answer(mountpoint: &Path) -> Outcome {
+    daemon::detach()?;
+    let live = Live::new(mountpoint)?;
+    output::line(live.daemon()?)?;
+    output::print(live.metrics()?)?;
+    Ok(0)
+}
+
+/// What metrics say of errors since the mount; nothing if there are none.
+pub fn health(metrics: &str) -> Option<Health> {
+    let (mut failed, mut device_errors) = (None, BTreeMap::new());
+    for sample in metrics.lines().filter_map(Sample::parse) {
         match sample.name.as_str() {
-            "sheaf_failed" => health.failed = sample.value != 0.0,
+            "sheaf_failed" => failed = Some(sample.value != 0.0),
             "sheaf_device_errors_total" => {
                 let device = sample.labels.get("device").cloned().unwrap_or_default();
-                health.device_errors.insert(device, sample.value as u64);
+                device_errors.insert(device, sample.value as u64);
             }
             _ => {}
         }
     }
-    Some(health)
+    Some(Health {
+        failed: failed?,
+        device_errors,
+    })
 }
 
 pub fn checkpoint(args: &Checkpoint) -> Outcome {

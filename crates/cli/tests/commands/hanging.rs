@@ -1,6 +1,6 @@
 //! What calls do while the daemon of a mount answers nothing.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -71,4 +71,39 @@ fn a_mount_that_hangs_beside_an_image_keeps_nobody_waiting() {
     let label = limited(&["label", image.to_str().unwrap()]).output();
     drop(stopped);
     Ran(label.unwrap()).succeeds();
+}
+
+/// It waited for the daemon, and where that has its requests from rings nobody could end it.
+#[test]
+fn info_of_an_array_whose_daemon_is_stopped_ends() {
+    if !can_mount() {
+        return;
+    }
+    let stopped = Stopped::new();
+    let image = stopped.array.images[0].to_str().unwrap();
+    let text = Ran(limited(&["info", image]).output().unwrap());
+    let json = Ran(limited(&["info", "--json", image]).output().unwrap());
+    text.succeeds()
+        .says("State         mounted\n")
+        .says(&format!("(process {})", stopped.daemon.as_raw_nonzero()))
+        .says("Mounted at    ");
+    let state = json.succeeds().json()["state"].clone();
+    assert_eq!(state["failed"], serde_json::Value::Null);
+}
+
+/// It asked all mounts whether they were of this array, though no process that had it open served any.
+#[test]
+fn info_of_an_array_that_somebody_else_has_open_asks_no_daemon() {
+    if !can_mount() {
+        return;
+    }
+    let stopped = Stopped::new();
+    let other = Array::made(1);
+    let held = File::open(&other.images[0]).unwrap();
+    let info = Ran(limited(&["info", other.images[0].to_str().unwrap()])
+        .output()
+        .unwrap());
+    drop((held, stopped));
+    info.succeeds()
+        .says(&format!("(process {})", std::process::id()));
 }
