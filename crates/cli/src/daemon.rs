@@ -1,5 +1,5 @@
 //! A process that outlives the command: the program starts itself again in a session of its
-//! own and waits for one word from it. No fork of a process that has threads.
+//! own and waits for one word from it. No fork of a process that has threads. What somebody ended while it waited is not begun later.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -12,6 +12,8 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::failure::{Failure, OPERATIONAL, Outcome};
 use crate::output;
@@ -118,6 +120,19 @@ pub fn myself() -> Command {
 pub fn detach() -> Result<(), Failure> {
     rustix::process::setsid().map_err(|e| Failure::new(format!("cannot start a session: {e}")))?;
     Ok(())
+}
+
+/// In the daemon, before it is of use: fails if the command that waits for it has ended. Whoever ended that takes it for not mounted.
+pub fn check_awaited() -> Result<(), Failure> {
+    let out = io::stdout();
+    let mut polled = [PollFd::new(&out, PollFlags::empty())];
+    let looked = poll(&mut polled, Some(&Timespec::default()));
+    match looked.is_ok() && polled[0].revents().contains(PollFlags::ERR) {
+        true => Err(Failure::new(
+            "nothing is mounted: the command that was to say so has been ended; call it again",
+        )),
+        false => Ok(()),
+    }
 }
 
 /// In the daemon, once it is of use: tells the parent, and lets go of what it inherited.

@@ -366,6 +366,10 @@ fn serve(args: &Mount) -> Outcome {
     let users_of_dead = umount::users_of_dead(mountpoint);
     mount::check_mountpoint(mountpoint)?;
     let paths = absolute(&devices::find(given)?)?;
+    // What was looked at may have been on a file system that hung.
+    if args.daemon {
+        daemon::check_awaited()?;
+    }
     mount::become_io_flusher();
     mount::spare_from_oom_killer();
     let outcome = mount::Outcome::new().map_err(|e| Failure::io("a pipe", &e))?;
@@ -391,6 +395,13 @@ fn serve(args: &Mount) -> Outcome {
     }
     let title = devices::title(&array);
     let fs = open(&array, settings.fs)?;
+    // A recovery takes its time, too.
+    if args.daemon
+        && let Err(unawaited) = daemon::check_awaited()
+    {
+        fs.close()?;
+        return Err(unawaited);
+    }
     let way = FuseWay::default();
     let metrics = match &settings.metrics {
         Some(endpoint) => {

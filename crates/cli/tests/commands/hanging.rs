@@ -1,12 +1,13 @@
 //! What calls do while the daemon of a mount answers nothing.
 
 use std::fs::{self, File};
+use std::io::Read;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::untold::can_mount;
+use crate::untold::{can_mount, child_of};
 use crate::{Array, Ran, one, sheaf};
 
 /// A mount whose daemon is stopped, until this is dropped.
@@ -106,4 +107,37 @@ fn info_of_an_array_that_somebody_else_has_open_asks_no_daemon() {
     drop((held, stopped));
     info.succeeds()
         .says(&format!("(process {})", std::process::id()));
+}
+
+/// The daemon mounted the array once it could, which nobody expected any more.
+#[test]
+fn a_mount_that_was_ended_while_it_waited_does_not_come_later() {
+    if !can_mount() {
+        return;
+    }
+    let stopped = Stopped::new();
+    let other = Array::made(1);
+    let mut mount = mount(&other, &stopped);
+    while child_of(mount.id()).is_none() {
+        assert!(mount.try_wait().unwrap().is_none());
+    }
+    mount.kill().unwrap();
+    mount.wait().unwrap();
+    stopped.goes_on();
+    let mut said = String::new();
+    // The daemon's end of it closes when it is ready, or ends.
+    let stderr = mount.stderr.as_mut().unwrap();
+    stderr.read_to_string(&mut said).unwrap();
+    let mounts = stopped.mounts_there();
+    drop(stopped);
+    assert_eq!(mounts, 1, "{said}");
+    assert!(said.contains("nothing is mounted"), "{said}");
+}
+
+/// At the same place, which the daemon looks at first.
+fn mount(array: &Array, stopped: &Stopped) -> Child {
+    let mut mount = Command::new(env!("CARGO_BIN_EXE_sheaf"));
+    mount.arg("mount").args([&array.images[0], &stopped.at]);
+    let mount = mount.stdout(Stdio::null()).stderr(Stdio::piped());
+    mount.spawn().unwrap()
 }

@@ -146,7 +146,7 @@ fn torture_and_demo_do_their_work_though_nobody_reads_what_they_say() {
     assert!(log.contains("Recovered"), "{log}");
 }
 
-fn child_of(parent: u32) -> Option<i32> {
+pub fn child_of(parent: u32) -> Option<i32> {
     let mut entries = fs::read_dir("/proc").unwrap().map(Result::unwrap);
     entries.find_map(|entry| {
         let pid = entry.file_name().to_str()?.parse().ok()?;
