@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, openpt, ptsname, unlockpt};
 
 use crate::untold::{can_mount, closed};
-use crate::{Array, OPERATIONAL, Ran, USAGE, sheaf};
+use crate::{Array, OPERATIONAL, USAGE, sheaf};
 
 /// An array and where it is mounted, until this is dropped.
 struct Mounted {
@@ -240,51 +240,6 @@ fn of_a_daemon_that_has_died_it_is_said_how_to_clean_up() {
             .exits(OPERATIONAL)
             .says(&remedy);
     }
-}
-
-/// A process that does nothing, until this is dropped.
-struct Stopped(Pid);
-
-impl Stopped {
-    fn new(process: Pid) -> Self {
-        kill_process(process, Signal::STOP).unwrap();
-        Stopped(process)
-    }
-}
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        kill_process(self.0, Signal::CONT).unwrap();
-    }
-}
-
-/// Whoever looked for the other devices asked the mount what it was, and hung with it.
-#[test]
-fn a_mount_that_hangs_beside_an_image_hinders_nobody() {
-    if !can_mount() {
-        return;
-    }
-    let mounted = Mounted::place();
-    let beside = [
-        mounted.array.path("beside.a"),
-        mounted.array.path("beside.b"),
-    ];
-    sheaf(&["mkfs"], &["--size", "64M"], &beside).succeeds();
-    let link = mounted.array.path("link");
-    symlink(&beside[1], link).unwrap();
-    let pid = mounted.array.path("pid");
-    let option = format!("--pid-file={}", pid.display());
-    sheaf(&["mount"], &[&option], &mounted.paths()).succeeds();
-    let daemon = fs::read_to_string(&pid).unwrap().trim().parse().unwrap();
-    let stopped = Stopped::new(Pid::from_raw(daemon).unwrap());
-    for command in ["info", "fsck"] {
-        let ended = Command::new("timeout")
-            .args(["--signal=KILL", "60", env!("CARGO_BIN_EXE_sheaf"), command])
-            .arg(&beside[0])
-            .output();
-        Ran(ended.unwrap()).exits(0);
-    }
-    drop(stopped);
 }
 
 #[test]
