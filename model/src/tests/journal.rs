@@ -563,6 +563,15 @@ impl Journal {
         self.commits.complete(batch.ticket, written)
     }
 
+    /// Works with it on a thread of its own.
+    fn aside<T: 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Journal) -> T + 'static,
+    ) -> loom::thread::JoinHandle<T> {
+        let journal = Arc::clone(self);
+        loom::thread::spawn(move || work(&journal))
+    }
+
     /// Changes something and commits that; returns its epoch.
     fn commit(&self, record: u8) -> (u64, Result<(), &'static str>) {
         let epoch = {
@@ -603,10 +612,7 @@ impl Journal {
 fn a_commit_is_durable_with_all_before_it() {
     check(2, || {
         let journal = Journal::new(None);
-        let other = {
-            let journal = Arc::clone(&journal);
-            loom::thread::spawn(move || journal.sync(1).unwrap())
-        };
+        let other = journal.aside(|journal| journal.sync(1).unwrap());
         journal.sync(2).unwrap();
         other.join().unwrap();
     });
@@ -618,10 +624,7 @@ fn a_commit_is_durable_with_all_before_it() {
 fn a_commit_beside_a_checkpoint_ends() {
     check(2, || {
         let journal = Journal::new(None);
-        let other = {
-            let journal = Arc::clone(&journal);
-            loom::thread::spawn(move || journal.close_and_commit().unwrap())
-        };
+        let other = journal.aside(|journal| journal.close_and_commit().unwrap());
         journal.sync(2).unwrap();
         other.join().unwrap();
         journal.sync(3).unwrap();
@@ -635,13 +638,9 @@ fn two_beside_a_checkpoint(of_late: Option<usize>) {
         if let Some(here) = of_late {
             journal.commits.expect(here);
         }
-        let spawn = |work: fn(&Journal)| {
-            let journal = Arc::clone(&journal);
-            loom::thread::spawn(move || work(&journal))
-        };
         let others = [
-            spawn(|journal| journal.close_and_commit().unwrap()),
-            spawn(|journal| journal.sync(1).unwrap()),
+            journal.aside(|journal| journal.close_and_commit().unwrap()),
+            journal.aside(|journal| journal.sync(1).unwrap()),
         ];
         journal.sync(2).unwrap();
         for other in others {
@@ -675,10 +674,7 @@ fn who_waits_for_others_that_do_not_come_is_told() {
 fn after_a_failure_nothing_becomes_durable() {
     check(2, || {
         let journal = Journal::new(Some(Fails::Refused));
-        let other = {
-            let journal = Arc::clone(&journal);
-            loom::thread::spawn(move || assert!(journal.sync(1).is_err()))
-        };
+        let other = journal.aside(|journal| assert!(journal.sync(1).is_err()));
         assert!(journal.sync(2).is_err());
         other.join().unwrap();
         assert_eq!(journal.commits.durable_epoch(), 5);
@@ -696,10 +692,7 @@ fn after_a_failure_nothing_becomes_durable() {
 fn a_failure_elsewhere_strands_nobody() {
     check(2, || {
         let journal = Journal::new(None);
-        let other = {
-            let journal = Arc::clone(&journal);
-            loom::thread::spawn(move || journal.sync(1))
-        };
+        let other = journal.aside(|journal| journal.sync(1));
         journal.commits.fail("elsewhere");
         let (mine, others) = (journal.sync(2), other.join().unwrap());
         assert_eq!(mine, Err("elsewhere"));
@@ -714,10 +707,7 @@ fn a_failure_elsewhere_strands_nobody() {
 fn what_is_durable_before_a_failure_is_told_as_that() {
     check(2, || {
         let journal = Journal::new(None);
-        let other = {
-            let journal = Arc::clone(&journal);
-            loom::thread::spawn(move || journal.commit(1))
-        };
+        let other = journal.aside(|journal| journal.commit(1));
         journal.sync(2).unwrap();
         journal.commits.fail("elsewhere");
         let (epoch, committed) = other.join().unwrap();
@@ -732,10 +722,7 @@ fn what_is_durable_before_a_failure_is_told_as_that() {
 fn nothing_is_under_way_for_who_waits_after_a_failure() {
     check(2, || {
         let journal = Journal::new(None);
-        let other = {
-            let journal = Arc::clone(&journal);
-            loom::thread::spawn(move || journal.sync(1))
-        };
+        let other = journal.aside(|journal| journal.sync(1));
         journal.commits.fail("elsewhere");
         drop(journal.gather.lock());
         journal.commits.await_idle();
@@ -753,10 +740,7 @@ fn nothing_is_under_way_for_who_waits_after_a_failure() {
 fn lost_beside(fails: Fails, other: fn(&Journal) -> Result<(), &'static str>) {
     check(2, move || {
         let journal = Journal::new(Some(fails));
-        let beside = {
-            let journal = Arc::clone(&journal);
-            loom::thread::spawn(move || other(&journal))
-        };
+        let beside = journal.aside(other);
         let mine = journal.sync(2);
         assert!(mine.is_err() && beside.join().unwrap().is_err());
         assert_eq!(journal.commits.durable_epoch(), 5);
