@@ -332,6 +332,41 @@ pub const USABLE: &str = "Mounted at";
 /// Opens, mounts, and serves until the mount ends.
 fn serve(args: &Mount) -> Outcome {
     let settings = Settings::parse(args)?;
+    let pid_file = prepare_process(args, &settings)?;
+    let (array, mountpoint) = open_devices(args, &settings)?;
+    let outcome = mount::Outcome::new().map_err(|e| Failure::io("a pipe", &e))?;
+    let outcome = Arc::new(outcome);
+    let fs = open(&array, settings.fs)?;
+    let way = FuseWay::default();
+    let metrics = match before_it_is_usable(args, settings.metrics.as_ref(), &fs, &way) {
+        Ok(metrics) => metrics,
+        Err(failure) => {
+            // Nothing happened: the next mount has nothing to recover.
+            fs.close()?;
+            return Err(failure);
+        }
+    };
+    let mounting = Mounting {
+        args,
+        title: devices::title(&array),
+        mountpoint,
+        options: &settings.mount,
+        pid_file,
+        metrics,
+        way,
+    };
+    let result = mounting.until_unmounted(&fs, &array, &outcome);
+    // Last of all: whoever unmounted waits for this.
+    let failure = result.as_ref().err();
+    let message = failure.map(|failure| failure.message().unwrap_or("failed"));
+    if let Err(error) = outcome.tell(message) {
+        tracing::warn!("nobody hears how it ended: {error}");
+    }
+    result.map(|()| 0)
+}
+
+/// Makes this process what serves a mount, and says what it will lack.
+fn prepare_process(args: &Mount, settings: &Settings) -> Result<Option<PidFile>, Failure> {
     // Where it is now: a daemon goes to the root folder.
     let pid_file = args.pid_file.as_deref().map(std::path::absolute);
     let pid_file = pid_file
@@ -344,7 +379,7 @@ fn serve(args: &Mount) -> Outcome {
     if let Some(process) = args.end_with {
         mount::end_with(process).map_err(|e| Failure::io(format!("process {process}"), &e))?;
     }
-    let mut pid_file = match pid_file {
+    let pid_file = match pid_file {
         Some(path) => Some(PidFile::prepare(&path)?),
         None => None,
     };
@@ -360,6 +395,14 @@ fn serve(args: &Mount) -> Outcome {
             settings.beyond_limit >> 20
         );
     }
+    Ok(pid_file)
+}
+
+/// The array, and where it is to be mounted.
+fn open_devices<'a>(
+    args: &'a Mount,
+    settings: &Settings,
+) -> Result<(Arc<Array>, &'a Path), Failure> {
     let (given, mountpoint) = places(args)?;
     // Before the devices are opened: the kernel may hold the first for a mount that is dead.
     // Before anything is written, too: where nothing can be mounted a copy that was made of a device is still no old one.
@@ -372,8 +415,6 @@ fn serve(args: &Mount) -> Outcome {
     }
     mount::become_io_flusher();
     mount::spare_from_oom_killer();
-    let outcome = mount::Outcome::new().map_err(|e| Failure::io("a pipe", &e))?;
-    let outcome = Arc::new(outcome);
     let access = Access {
         read_only: settings.mount.read_only,
         instead: Some("to read only, mount it with `-o ro`"),
@@ -393,68 +434,81 @@ fn serve(args: &Mount) -> Outcome {
             access.reap.name()
         );
     }
-    let title = devices::title(&array);
-    let fs = open(&array, settings.fs)?;
+    Ok((array, mountpoint))
+}
+
+/// What may still be refused of a file system that is open, and changes nothing of it.
+fn before_it_is_usable(
+    args: &Mount,
+    metrics: Option<&Endpoint>,
+    fs: &Arc<FileSystem>,
+    way: &FuseWay,
+) -> Result<Option<MetricsServer>, Failure> {
     // A recovery takes its time, too.
-    if args.daemon
-        && let Err(unawaited) = daemon::check_awaited()
-    {
-        fs.close()?;
-        return Err(unawaited);
+    if args.daemon {
+        daemon::check_awaited()?;
     }
-    let way = FuseWay::default();
-    let metrics = match &settings.metrics {
-        Some(endpoint) => {
-            let (read, way) = (Arc::clone(&fs), way.clone());
-            match MetricsServer::start(endpoint, move || mount::metrics::of(&read, &way)) {
-                Ok(server) => Some(server),
-                Err(error) => {
-                    // Nothing happened: the next mount has nothing to recover.
-                    fs.close()?;
-                    return Err(error.into());
-                }
-            }
-        }
-        None => None,
+    let Some(endpoint) = metrics else {
+        return Ok(None);
     };
-    let mut claim = FirstDevice::of(&array);
-    let options = settings.mount;
-    let mut usable = false;
-    let (served, signals) = mount::mount_holding_signals(
-        Arc::clone(&fs),
-        mountpoint,
-        &options,
-        claim.as_mut().map(|claim| claim as &mut dyn DeviceClaim),
-        Some(Arc::clone(&outcome)),
-        way,
-        |unmounter| {
-            tracing::info!("{title} is mounted at {}", unmounter.mountpoint().display());
-            announce(args, pid_file.as_mut(), unmounter.mountpoint());
-            usable = true;
-        },
-    );
-    // Kept to the end of the process: no signal is to cut short what follows.
-    std::mem::forget(signals);
-    drop(metrics);
-    let closed = fs.close();
-    drop(pid_file);
-    let result = served
-        .map_err(Failure::from)
-        .and(closed.map_err(Failure::from));
-    match &result {
-        Ok(()) => tracing::info!("{title} is unmounted"),
-        Err(failure) if usable => {
-            tracing::error!("{title}: {}", failure.message().unwrap_or("failed"));
+    let (read, way) = (Arc::clone(fs), way.clone());
+    let server = MetricsServer::start(endpoint, move || mount::metrics::of(&read, &way))?;
+    Ok(Some(server))
+}
+
+/// All that a mount goes by.
+struct Mounting<'a> {
+    args: &'a Mount,
+    /// How messages name the array.
+    title: String,
+    mountpoint: &'a Path,
+    options: &'a MountOptions,
+    pid_file: Option<PidFile>,
+    metrics: Option<MetricsServer>,
+    way: FuseWay,
+}
+
+impl Mounting<'_> {
+    /// Mounts, serves, and closes the file system.
+    fn until_unmounted(
+        mut self,
+        fs: &Arc<FileSystem>,
+        array: &Arc<Array>,
+        outcome: &Arc<mount::Outcome>,
+    ) -> Result<(), Failure> {
+        let title = &self.title;
+        let mut claim = FirstDevice::of(array);
+        let mut usable = false;
+        let (served, signals) = mount::mount_holding_signals(
+            Arc::clone(fs),
+            self.mountpoint,
+            self.options,
+            claim.as_mut().map(|claim| claim as &mut dyn DeviceClaim),
+            Some(Arc::clone(outcome)),
+            self.way,
+            |unmounter| {
+                tracing::info!("{title} is mounted at {}", unmounter.mountpoint().display());
+                announce(self.args, self.pid_file.as_mut(), unmounter.mountpoint());
+                usable = true;
+            },
+        );
+        // Kept to the end of the process: no signal is to cut short what follows.
+        std::mem::forget(signals);
+        drop(self.metrics);
+        let closed = fs.close();
+        drop(self.pid_file);
+        let result = served
+            .map_err(Failure::from)
+            .and(closed.map_err(Failure::from));
+        match &result {
+            Ok(()) => tracing::info!("{title} is unmounted"),
+            Err(failure) if usable => {
+                tracing::error!("{title}: {}", failure.message().unwrap_or("failed"));
+            }
+            Err(_) => {}
         }
-        Err(_) => {}
+        result
     }
-    // Last of all: whoever unmounted waits for this.
-    let failure = result.as_ref().err();
-    let message = failure.map(|failure| failure.message().unwrap_or("failed"));
-    if let Err(error) = outcome.tell(message) {
-        tracing::warn!("nobody hears how it ended: {error}");
-    }
-    result.map(|()| 0)
 }
 
 /// The devices, and the mount point.

@@ -106,6 +106,24 @@ impl Default for Flying {
     }
 }
 
+impl Flying {
+    /// The bytes of the file that it is about.
+    fn span(&self) -> Range<u64> {
+        self.offset..self.offset + self.len as u64
+    }
+
+    /// The read that this goes on with, if what it brings is cached.
+    fn goes_on(&self) -> Option<Going> {
+        self.going.filter(|_| self.keep)
+    }
+}
+
+/// Whether memory of so many bytes has room for all pages of a span: devices read whole pages to aligned memory.
+fn is_whole(span: &Range<u64>, memory: usize) -> bool {
+    let pages = pages_of(span.clone());
+    span.start.is_multiple_of(PAGE) && (pages.end - pages.start) * PAGE <= memory as u64
+}
+
 /// How far a read came at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Began {
@@ -150,16 +168,13 @@ impl Files {
         let end = size.min(offset.saturating_add(buf.len() as u64));
         let len = (end - offset) as usize;
         let pages = pages_of(offset..end);
-        let taken = (pages.end - pages.start) * PAGE;
         if pages.end - pages.start > PAGES_MAX {
             return Ok(Began::Waits);
         }
-        let goes_on = flying.going.filter(|_| flying.keep);
+        let goes_on = flying.goes_on();
         if goes_on.is_some_and(|going| self.is_stream_of(file, going, offset, buf.len())) {
             return Ok(Began::Waits);
         }
-        // Devices read whole pages to aligned memory.
-        let is_whole = offset.is_multiple_of(PAGE) && taken <= buf.len() as u64;
         let began = Beginning {
             moment: self.ranges.moment(state.ino().0),
             quiet: state.stores.quiet(),
@@ -169,64 +184,21 @@ impl Files {
         }
         (flying.offset, flying.len, flying.began) = (offset, len, Some(began));
         flying.exclusives = state.exclusives();
-        if flying.past && !is_whole {
+        if flying.past && !is_whole(&(offset..end), buf.len()) {
             return Ok(Began::Waits);
         }
         if flying.past && !flying.one_by_one {
             flying.clean = self.count_clean(state, &pages);
         }
-        let mut one_by_one = pages.clone();
-        if flying.clean.is_some() {
-            let all = std::mem::replace(&mut one_by_one, pages.end..pages.end);
-            flying
-                .absent
-                .extend(all.map(|page| (page, Absence::UNSEEN)));
-        }
-        let ask = |page| {
-            if page < pages.end {
-                self.pages.ask_for(state.key, page);
-            }
-        };
-        (one_by_one.start + 1..one_by_one.start + ASKED).for_each(ask);
-        for page in one_by_one {
-            ask(page + ASKED);
-            let at = (page * PAGE).max(offset);
-            let stop = ((page + 1) * PAGE).min(end);
-            let out = &mut buf[(at - offset) as usize..(stop - offset) as usize];
-            match self.pages.absence(state.key, page) {
-                // It reads ahead, or waits for who does.
-                Some(_) if goes_on.is_some_and(Going::is_ahead) => return Ok(Began::Waits),
-                Some(absence) => flying.absent.push((page, absence)),
-                None if flying.past => {}
-                None if self.pages.read(state.key, page, (at % PAGE) as usize, out) => {}
-                _ => return Ok(Began::Waits),
-            }
+        if !self.look_at_pages(file, flying, buf) {
+            return Ok(Began::Waits);
         }
         if !self.is_apart(state, &pages, began) {
             return Ok(Began::Waits);
         }
         runs.clear();
-        if let (Some((first, _)), Some((last, _))) = (flying.absent.first(), flying.absent.last()) {
-            let (base, until) = match is_whole {
-                true => (offset, pages.end * PAGE),
-                false => (first * PAGE, (last + 1) * PAGE),
-            };
-            let bytes = (until - base) as usize;
-            (flying.base, flying.beyond) = (base, (size.min(until) - base) as usize..bytes);
-            if flying.keep && goes_on.is_none() {
-                file.reads.jumped(end);
-            }
-            let mut apart = (!is_whole).then(|| self.memory.take_out(bytes));
-            let memory = apart.as_deref_mut().unwrap_or(buf);
-            let found = self.find_runs(file, memory, flying, runs)?;
-            flying.apart = apart;
-            if found.is_none() {
-                self.end_apart(flying);
-                return Ok(Began::Waits);
-            }
-            if runs.is_empty() && !flying.past && !self.land_at_once(file, flying, &pages, buf) {
-                return Ok(Began::Waits);
-            }
+        if !self.look_for_runs(file, flying, runs, size, buf)? {
+            return Ok(Began::Waits);
         }
         self.note_read(file)?;
         drop(shared);
@@ -240,6 +212,77 @@ impl Files {
             self.forget_read(file, offset..end);
         }
         Ok(Began::Done(len))
+    }
+
+    /// Copies what the cache has of these pages, and notes what it has not. False: the read has to wait.
+    fn look_at_pages(&self, file: &OpenFile, flying: &mut Flying, buf: &mut [u8]) -> bool {
+        let (key, span) = (file.state.key, flying.span());
+        let pages = pages_of(span.clone());
+        if flying.clean.is_some() {
+            let unseen = pages.map(|page| (page, Absence::UNSEEN));
+            flying.absent.extend(unseen);
+            return true;
+        }
+        let ask = |page| {
+            if page < pages.end {
+                self.pages.ask_for(key, page);
+            }
+        };
+        (pages.start + 1..pages.start + ASKED).for_each(ask);
+        let is_ahead = flying.goes_on().is_some_and(Going::is_ahead);
+        for page in pages.clone() {
+            ask(page + ASKED);
+            let at = (page * PAGE).max(span.start);
+            let stop = ((page + 1) * PAGE).min(span.end);
+            let out = &mut buf[(at - span.start) as usize..(stop - span.start) as usize];
+            match self.pages.absence(key, page) {
+                // It reads ahead, or waits for who does.
+                Some(_) if is_ahead => return false,
+                Some(absence) => flying.absent.push((page, absence)),
+                None if flying.past => {}
+                None if self.pages.read(key, page, (at % PAGE) as usize, out) => {}
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    /// Finds where the devices have what is absent of a file of this size. False: the read has to wait.
+    fn look_for_runs(
+        &self,
+        file: &OpenFile,
+        flying: &mut Flying,
+        runs: &mut Vec<Run>,
+        size: u64,
+        buf: &mut [u8],
+    ) -> Result<bool, Error> {
+        let (Some((first, _)), Some((last, _))) = (flying.absent.first(), flying.absent.last())
+        else {
+            return Ok(true);
+        };
+        let span = flying.span();
+        let pages = pages_of(span.clone());
+        let is_whole = is_whole(&span, buf.len());
+        let (base, until) = match is_whole {
+            true => (span.start, pages.end * PAGE),
+            false => (first * PAGE, (last + 1) * PAGE),
+        };
+        let bytes = (until - base) as usize;
+        let beyond = size.min(until) - base;
+        (flying.base, flying.beyond) = (base, beyond as usize..bytes);
+        if flying.keep && flying.going.is_none() {
+            file.reads.jumped(span.end);
+        }
+        let mut apart = (!is_whole).then(|| self.memory.take_out(bytes));
+        let memory = apart.as_deref_mut().unwrap_or(buf);
+        let found = self.find_runs(file, memory, flying, runs)?;
+        flying.apart = apart;
+        if found.is_none() {
+            self.end_apart(flying);
+            return Ok(false);
+        }
+        let is_here = runs.is_empty() && !flying.past;
+        Ok(!is_here || self.land_at_once(file, flying, &pages, buf))
     }
 
     /// What is absent is nowhere on the devices, and all in memory. The caller has the file's shared lock.
@@ -366,7 +409,7 @@ impl Files {
         own: Option<&mut [u8]>,
         came: bool,
     ) -> bool {
-        let bytes = flying.offset..flying.offset + flying.len as u64;
+        let bytes = flying.span();
         // Invariants 5 and 6.
         let shared = (flying.keep && came)
             .then(|| match planted(Canary::FlightKeptLate) {
