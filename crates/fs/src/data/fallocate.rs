@@ -58,6 +58,7 @@ impl Files {
         self.touch(state, end)?;
         let changed = change(self, state, offset..end);
         self.note_ahead(state);
+        state.meta.lock().owe_times();
         changed.inspect_err(|_| self.spare_inline(state))?;
         if mode & libc::FALLOC_FL_PUNCH_HOLE == 0 && !keep_size && end > state.size() {
             self.set_size(state, end, &exclusive)?;

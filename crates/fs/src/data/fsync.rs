@@ -220,8 +220,12 @@ impl Files {
 
     fn times_due(&self, state: &Arc<FileState>) -> bool {
         let interval = ns_of(self.options.mtime_persist);
-        let persisted_ns = state.meta.lock().persisted_ns;
-        self.times_coarse(state) && self.now_ns().saturating_sub(persisted_ns) >= interval
+        let (persisted_ns, is_owed) = {
+            let meta = state.meta.lock();
+            (meta.persisted_ns, meta.owed.is_some())
+        };
+        let is_long_ago = || self.now_ns().saturating_sub(persisted_ns) >= interval;
+        self.times_coarse(state) && (is_owed || is_long_ago())
     }
 
     /// Times in memory are ahead of the inode's.
@@ -358,6 +362,9 @@ impl Files {
             op.commit_noting(|epoch| {
                 let mut meta = state.meta.lock();
                 meta.times_logged = meta.times_logged.max(epoch);
+                if meta.owed.is_some() {
+                    meta.changed = meta.changed.max(epoch);
+                }
             });
         }
         let now_ns = self.now_ns();

@@ -99,6 +99,10 @@ pub(super) struct Meta {
     pub ahead_since_ns: Option<u64>,
     /// Monotonic time at which times were last logged.
     pub persisted_ns: u64,
+    /// The change time of the last change that may have logged nothing and wrote nothing over: one to the size that the file has, or of a
+    /// range that is as it should be. The next sync has it in the inode, however short ago times were logged, and whoever logs it notes
+    /// a change.
+    pub owed: Option<Timestamp>,
     /// Modification and change time that the last sync left in memory alone.
     pub kept: (Option<Timestamp>, Option<Timestamp>),
     pub changed: Epoch,
@@ -197,8 +201,16 @@ impl Meta {
         self.read_until = None;
     }
 
+    /// Something was changed otherwise than by writing over it, or found to be so already.
+    pub fn owe_times(&mut self) {
+        self.owed = self.times.ctime;
+    }
+
     /// Times as logged are no longer ahead, unless they moved on meanwhile.
     pub fn logged_times(&mut self, logged: NewTimes) {
+        if logged.ctime >= self.owed {
+            self.owed = None;
+        }
         if self.times.sets != logged.sets {
             return;
         }

@@ -62,6 +62,7 @@ impl Files {
         }
         state.meta.lock().size = size;
         self.note_ahead(state);
+        state.meta.lock().owe_times();
         Ok(())
     }
 

@@ -327,6 +327,46 @@ fn times_of_what_is_only_overwritten_are_durable_after_the_interval_and_that_of_
     );
 }
 
+/// A cut to the size that the file has, and a range that is allocated already, log nothing by themselves; but nothing was written over.
+#[test]
+fn what_changes_nothing_of_a_file_has_its_time_synced_all_the_same() {
+    type Change = fn(&Ticking, &Arc<OpenFile>);
+    let changes: [(&str, Change); 4] = [
+        ("cut", |m, file| {
+            m.truncate(&Caller::root(), file.ino(), 4096).unwrap();
+        }),
+        ("allocated", |m, file| {
+            m.fs.fallocate(file, 0, 0, 4096).unwrap();
+        }),
+        ("punched", |m, file| {
+            let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+            m.fs.fallocate(file, mode, 1 << 20, 4096).unwrap();
+        }),
+        ("logged by the timer", |m, file| {
+            m.truncate(&Caller::root(), file.ino(), 4096).unwrap();
+            m.world.clock.advance(Duration::from_secs(1));
+            background(m, false);
+        }),
+    ];
+    for (what, change) in changes {
+        let mut m = Ticking::persisting(Duration::from_secs(1));
+        let file = m.durable_file(b"f");
+        // The first sync after a while logs the times; what follows is synced just after that.
+        m.overwrite(&file, 1);
+        m.tick();
+        change(&m, &file);
+        let shown = m.stat(file.ino());
+        m.fs.fsync(&file, false).unwrap();
+        let batches = m.store().journal_batches();
+        m.fs.fsync(&file, false).unwrap();
+        assert_eq!(m.store().journal_batches(), batches, "{what}: once");
+        let ino = file.ino();
+        drop(file);
+        m.crash();
+        assert_eq!(times(&m.stat(ino)), times(&shown), "{what}");
+    }
+}
+
 #[test]
 fn a_short_interval_needs_no_other_commit() {
     for interval in [Duration::from_millis(1), Duration::from_millis(10)] {
