@@ -381,10 +381,13 @@ impl Operations for SheafOps {
 
     fn lookup(&self, _: &Context, parent: NodeId, name: &[u8]) -> Result<Entry> {
         if name == b"." {
-            // A file handle is being opened: any number may come, of any kind of node.
-            return self
-                .found(|| self.fs.getattr(ino(parent)))
-                .map_err(|_| Errno(libc::ESTALE));
+            // A file handle is being opened: any number may come, of any kind of node. What has lost its last name and is
+            // still used is in the kernel, which does not ask for it then; else it only was not told yet that the kernel forgot it.
+            let named = || match self.fs.getattr(ino(parent)) {
+                Ok(attr) if attr.nlink == 0 => Err(fs::Error::Stale(attr.ino)),
+                asked => asked,
+            };
+            return self.found(named).map_err(|_| Errno(libc::ESTALE));
         }
         match self.found(|| self.fs.lookup(ino(parent), name)) {
             Err(fs::Error::NotFound) => Ok(Entry {

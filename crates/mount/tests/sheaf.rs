@@ -728,50 +728,59 @@ fn appends_and_truncating_opens_work() {
     m.end();
 }
 
-#[test]
-fn file_handles_open_the_same_file_after_a_remount() {
-    let Some(world) = World::new() else { return };
-    #[repr(C)]
-    struct Handle {
-        head: libc::file_handle,
-        bytes: [u8; 128],
+/// What `name_to_handle_at` says of a file.
+#[repr(C)]
+struct Handle {
+    head: libc::file_handle,
+    bytes: [u8; 128],
+}
+
+impl Handle {
+    fn of(path: &Path) -> Handle {
+        // SAFETY: the structure is plain data for which zero is valid.
+        let mut handle: Handle = unsafe { std::mem::zeroed() };
+        handle.head.handle_bytes = 128;
+        let name = c_path(path);
+        let mut mount_id = 0;
+        // SAFETY: the handle has room for the 128 bytes it claims; the name ends with zero.
+        let result = unsafe {
+            libc::name_to_handle_at(
+                libc::AT_FDCWD,
+                name.as_ptr(),
+                (&raw mut handle).cast(),
+                &raw mut mount_id,
+                0,
+            )
+        };
+        assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+        handle
     }
-    // SAFETY: the structure is plain data for which zero is valid.
-    let mut handle: Handle = unsafe { std::mem::zeroed() };
-    handle.head.handle_bytes = 128;
-    let open = |m: &Mounted, handle: &mut Handle| -> std::io::Result<File> {
+
+    fn open(&mut self, m: &Mounted, flags: i32) -> std::io::Result<File> {
         use std::os::fd::FromRawFd;
         let top = File::open(&m.at).unwrap();
         // SAFETY: the handle was filled by name_to_handle_at; a descriptor that is returned
         // is ours alone.
         unsafe {
-            let fd =
-                libc::open_by_handle_at(top.as_raw_fd(), (&raw mut *handle).cast(), libc::O_RDONLY);
+            let fd = libc::open_by_handle_at(top.as_raw_fd(), (&raw mut *self).cast(), flags);
             if fd < 0 {
                 return Err(std::io::Error::last_os_error());
             }
             Ok(File::from_raw_fd(fd))
         }
-    };
+    }
+}
+
+#[test]
+fn file_handles_open_the_same_file_after_a_remount() {
+    let Some(world) = World::new() else { return };
     let m = world.mount("");
     fs::create_dir(m.path("d")).unwrap();
     fs::write(m.path("d/f"), "by handle").unwrap();
-    let name = c_path(&m.path("d/f"));
-    let mut mount_id = 0;
-    // SAFETY: the handle has room for the 128 bytes it claims; the name ends with zero.
-    let result = unsafe {
-        libc::name_to_handle_at(
-            libc::AT_FDCWD,
-            name.as_ptr(),
-            (&raw mut handle).cast(),
-            &raw mut mount_id,
-            0,
-        )
-    };
-    assert_eq!(result, 0);
+    let mut handle = Handle::of(&m.path("d/f"));
     m.end();
     let m = world.mount("");
-    match open(&m, &mut handle) {
+    match handle.open(&m, libc::O_RDONLY) {
         Ok(mut file) => {
             let mut text = String::new();
             file.read_to_string(&mut text).unwrap();
@@ -782,12 +791,37 @@ fn file_handles_open_the_same_file_after_a_remount() {
             // Until the kernel has told that the file was closed, its handle is good.
             let gone = (0..1_000_000).find_map(|_| {
                 base::thread::yield_now();
-                open(&m, &mut handle).err()
+                handle.open(&m, libc::O_RDONLY).err()
             });
             let error = gone.expect("a deleted file opens for ever");
             assert_eq!(error.raw_os_error(), Some(libc::ESTALE));
         }
         Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EPERM), "needs root"),
+    }
+    m.end();
+}
+
+/// The kernel tells later that it has forgotten a file, and the file is there until then; one of five could be opened so.
+#[test]
+fn the_handle_of_a_file_that_is_removed_is_stale_at_once() {
+    let Some(world) = World::new() else { return };
+    let m = world.mount("");
+    for i in 0..300 {
+        let path = m.path(&format!("f{i}"));
+        let name = c_path(&path);
+        // SAFETY: the name ends with zero. Nobody opens the file, so the kernel has nothing of it once it is removed.
+        assert_eq!(
+            unsafe { libc::mknod(name.as_ptr(), libc::S_IFREG | 0o644, 0) },
+            0
+        );
+        let mut handle = Handle::of(&path);
+        fs::remove_file(&path).unwrap();
+        let error = handle.open(&m, libc::O_PATH).expect_err("it is removed");
+        let errno = error.raw_os_error();
+        assert!(
+            matches!(errno, Some(libc::ESTALE | libc::EPERM)),
+            "{error}, round {i}"
+        );
     }
     m.end();
 }
