@@ -75,6 +75,15 @@ pub struct Manual {
     pub(crate) now_ns: AtomicU64,
     /// Length of its ticks; 0: it has none.
     tick_ns: u64,
+    /// How far the wall clock was set back, in nanoseconds.
+    behind_ns: AtomicU64,
+}
+
+impl Manual {
+    fn wall(&self, now_ns: u64) -> Timestamp {
+        let behind_ns = self.behind_ns.load(Ordering::Relaxed);
+        Duration::from_nanos(now_ns.saturating_sub(behind_ns)).into()
+    }
 }
 
 impl Clock {
@@ -92,6 +101,7 @@ impl Clock {
         Clock::Manual(Arc::new(Manual {
             now_ns: AtomicU64::new(start_ns),
             tick_ns: tick.as_nanos() as u64,
+            behind_ns: AtomicU64::new(0),
         }))
     }
 
@@ -105,16 +115,14 @@ impl Clock {
 
     /// Wall-clock time.
     pub fn now(&self) -> Timestamp {
-        let since_epoch = match self {
+        match self {
             Clock::Real(_) => SystemTime::now()
                 .duration_since(UNIX_EPOCH)
-                .unwrap_or(Duration::ZERO),
+                .unwrap_or(Duration::ZERO)
+                .into(),
             // Each look advances by one nanosecond so that order stays visible.
-            Clock::Manual(manual) => {
-                Duration::from_nanos(manual.now_ns.fetch_add(1, Ordering::Relaxed))
-            }
-        };
-        since_epoch.into()
+            Clock::Manual(manual) => manual.wall(manual.now_ns.fetch_add(1, Ordering::Relaxed)),
+        }
     }
 
     /// Wall-clock time of the last tick, as kernel file systems stamp files: 1 to 10 ms old, so
@@ -130,7 +138,7 @@ impl Clock {
             }
             Clock::Manual(manual) => match self.monotonic_ns().checked_div(manual.tick_ns) {
                 None => self.now(),
-                Some(ticks) => Duration::from_nanos(ticks * manual.tick_ns).into(),
+                Some(ticks) => manual.wall(ticks * manual.tick_ns),
             },
         }
     }
@@ -148,6 +156,18 @@ impl Clock {
             }
             Clock::Manual(manual) => {
                 manual.now_ns.fetch_max(ns, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Sets the wall clock of a manual clock back. A real clock cannot be set: this is a bug in the caller.
+    pub fn set_back(&self, by: Duration) {
+        match self {
+            Clock::Real(_) => panic!("a real clock cannot be set"),
+            Clock::Manual(manual) => {
+                manual
+                    .behind_ns
+                    .fetch_add(by.as_nanos() as u64, Ordering::Relaxed);
             }
         }
     }

@@ -523,6 +523,20 @@ impl Files {
         self.background.hurry();
     }
 
+    /// Says, once, that the clock was set back.
+    fn look_at_clock(&self) {
+        let set_back = self.times.set_back();
+        let told = self
+            .told_set_back
+            .swap(set_back.is_some(), Ordering::Relaxed);
+        if let (Some(by), false) = (set_back, told) {
+            tracing::warn!(
+                "the clock was set back by {} s: what changes gets the time that it was, until the clock comes to that again or the file system is mounted anew",
+                by.as_secs()
+            );
+        }
+    }
+
     /// One step of background work: pages that are dirty for long or too many, sizes and times
     /// that are ahead of their inodes, in-place writes that nobody flushed. The first error
     /// is returned after everything was attempted; failures are latched on their files.
@@ -530,6 +544,7 @@ impl Files {
         if self.store.read_only() {
             return Ok(());
         }
+        self.look_at_clock();
         self.follow_hints();
         self.end_idle_pieces();
         let now_ns = self.now_ns();

@@ -163,6 +163,8 @@ pub(crate) struct Files {
     ranges: Ranges,
     /// No content changes any more (invariant 8).
     ending: AtomicBool,
+    /// The log has it that the clock was set back, and it has not caught up since.
+    told_set_back: AtomicBool,
     /// Nor is any written.
     ended: AtomicBool,
     /// All was written by then.
@@ -260,6 +262,7 @@ impl Files {
             counts: FileCounts::default(),
             unflushed: Mutex::new(rank::LEAF, HashMap::default()),
             syncing: AtomicU64::new(0),
+            told_set_back: AtomicBool::new(false),
             pace: Pace::new(),
             streams: Streams::default(),
             logged: Mutex::new(rank::LEAF, LoggedFiles::default()),

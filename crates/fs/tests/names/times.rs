@@ -556,6 +556,35 @@ fn no_cookie_comes_again_after_a_crash() {
     assert!(m.change_cookie(ino).unwrap() > newest);
 }
 
+/// What is promised then is the order of changes, and that cookies grow; the times themselves are right again after the next mount.
+#[test]
+fn times_stand_still_while_a_clock_that_was_set_back_has_not_caught_up() {
+    let hour = Duration::from_secs(3600);
+    let mut m = Ticking::new();
+    let (a, b) = (m.file(b"a"), m.file(b"b"));
+    m.write(a, 1);
+    let mut last = m.stat(a).mtime;
+    let right = last;
+    m.world.clock.set_back(hour);
+    for i in 0..5 {
+        for ino in [a, b] {
+            let cookie = m.change_cookie(ino).unwrap();
+            m.write(ino, i);
+            assert!(m.change_cookie(ino).unwrap() > cookie);
+            let now = m.stat(ino).mtime;
+            assert!(now >= last && now.ns() - right.ns() < 1_000_000_000);
+            last = now;
+        }
+        m.world.clock.advance(Duration::from_secs(60));
+    }
+    m.fs = m.world.remount(Arc::clone(&m.fs));
+    m.write(b, 9);
+    assert!(m.stat(b).mtime.ns() < right.ns() - hour.as_nanos() as i64 / 2);
+    let cookie = m.change_cookie(a).unwrap();
+    m.write(a, 9);
+    assert!(m.change_cookie(a).unwrap() > cookie);
+}
+
 /// The machine's clock was ahead when a large directory was changed: who changed it next waited until the time had come.
 #[test]
 fn a_directory_of_a_time_to_come_can_be_changed() {

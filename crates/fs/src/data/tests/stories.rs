@@ -816,3 +816,21 @@ fn who_syncs_has_the_times_logged_though_somebody_makes_the_file_longer() {
     m.files.persist_times(&file.state).unwrap();
     assert_eq!(m.inode(ino).mtime, shown);
 }
+
+#[test]
+fn a_clock_that_was_set_back_is_noticed_until_it_has_caught_up() {
+    let clock = Clock::manual(1_000_000_000_000_000_000);
+    let times = crate::times::Times::new(clock.clone());
+    let minute = Duration::from_secs(60);
+    times.now();
+    assert_eq!(times.set_back(), None);
+    clock.advance(minute);
+    // Exact stamps may be ahead of the clock by a little.
+    times.now();
+    clock.set_back(Duration::from_millis(900));
+    assert_eq!(times.set_back(), None);
+    clock.set_back(minute);
+    assert!(times.set_back().is_some_and(|by| by > minute));
+    clock.advance(minute);
+    assert_eq!(times.set_back(), None);
+}
