@@ -67,7 +67,8 @@ enum Sort {
 
 /// Finds out whether this process may use io_uring and it has all that is needed.
 pub(crate) fn probe() -> io::Result<()> {
-    let ring = make_ring(2, Sort::Ordinary)?;
+    let mut ring = make_ring(2, Sort::Ordinary)?;
+    try_enter(&mut ring)?;
     let mut probe = Probe::new();
     ring.submitter().register_probe(&mut probe)?;
     let needed = [opcode::Read::CODE, opcode::Write::CODE, opcode::Fsync::CODE];
@@ -75,6 +76,25 @@ pub(crate) fn probe() -> io::Result<()> {
         Ok(())
     } else {
         Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+/// Has the kernel do nothing: where rings may be made, and not be used, as under some filters of system calls (seccomp), no transfer is to find that out.
+fn try_enter(ring: &mut IoUring) -> io::Result<()> {
+    // SAFETY: the entry names neither memory nor a descriptor.
+    let pushed = unsafe { ring.submission().push(&opcode::Nop::new().build()) };
+    pushed.map_err(io::Error::other)?;
+    loop {
+        match ring.submit_and_wait(1) {
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
+            _ => {}
+        }
+        if let Some(done) = ring.completion().next() {
+            return match done.result() {
+                error if error < 0 => Err(io::Error::from_raw_os_error(-error)),
+                _ => Ok(()),
+            };
+        }
     }
 }
 
@@ -473,10 +493,87 @@ impl Drop for RingQueue {
 mod tests {
     use super::*;
     use crate::buf::AlignedBuf;
-    use crate::file::{Engine, OpenOptions};
+    use crate::error::Error;
+    use crate::file::{Backend, Engine, OpenOptions, open_devices};
     use crate::reap::{Costs, Reaping};
     use base::clock::Clock;
     use polled::ReapRing;
+
+    /// The first transfer found it out, and ended the process.
+    #[test]
+    fn a_ring_that_may_be_made_and_not_used_is_none() {
+        if probe().is_err() {
+            return base::skip("io_uring");
+        }
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("image");
+        crate::create_image(&path, 1 << 20).unwrap();
+        for number in [libc::ENOSYS, libc::EPERM] {
+            let paths = vec![path.clone()];
+            let forbidden = move || {
+                if let Err(error) = forbid(libc::SYS_io_uring_enter, number) {
+                    return base::skip(&format!("filters of system calls ({error})"));
+                }
+                assert_eq!(probe().unwrap_err().raw_os_error(), Some(number));
+                let mut options = OpenOptions {
+                    backend: Backend::IoUring,
+                    ..OpenOptions::default()
+                };
+                let refused = open_devices(&paths, &options).err().unwrap();
+                assert!(matches!(refused, Error::NoIoUring { .. }), "{refused}");
+                options.backend = Backend::Auto;
+                let devices = open_devices(&paths, &options).unwrap();
+                let mut read = AlignedBuf::zeroed(4096);
+                let operation = Operation::Read {
+                    offset: 0,
+                    buf: &mut read,
+                };
+                let mut requests = [Request::new(operation, 0)];
+                devices[0].run(&mut requests, None);
+                assert!(requests[0].error.is_none());
+            };
+            // The filter is its own, and goes with it.
+            let other = base::thread::spawn("filtered", forbidden).unwrap();
+            other.join().unwrap();
+        }
+    }
+
+    /// Has a system call of the calling thread fail so.
+    fn forbid(call: libc::c_long, number: i32) -> io::Result<()> {
+        let step = |code, k, jf| libc::sock_filter {
+            code: code as u16,
+            jt: 0,
+            jf,
+            k,
+        };
+        let mut filter = [
+            // The number is what begins `seccomp_data`.
+            step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+            step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call as u32, 1),
+            step(
+                libc::BPF_RET | libc::BPF_K,
+                libc::SECCOMP_RET_ERRNO | number as u32,
+                0,
+            ),
+            step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0),
+        ];
+        let program = libc::sock_fprog {
+            len: filter.len() as u16,
+            filter: filter.as_mut_ptr(),
+        };
+        let mode = libc::c_ulong::from(libc::SECCOMP_MODE_FILTER);
+        // SAFETY: the kernel copies the program, which names the filter, before it returns.
+        let done = unsafe {
+            match libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) {
+                0 => libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program),
+                failed => failed,
+            }
+        };
+        match done {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
 
     /// On a file, or a file system, that knows no such queues the kernel refuses each transfer.
     #[test]
