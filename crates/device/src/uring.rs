@@ -22,6 +22,7 @@ pub(crate) mod polled;
 pub(crate) mod raw;
 mod ring;
 pub(crate) mod vectored;
+mod workers;
 
 use crate::block::{Durability, Operation, Request};
 use crate::buf::{self, Loans};
@@ -43,6 +44,7 @@ use std::iter;
 use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
+use workers::Workers;
 
 const RING_ENTRIES: u32 = 64;
 
@@ -53,6 +55,9 @@ thread_local! {
 
 /// Of all threads' rings.
 static BOUND: Bound = Bound::new();
+
+/// The kernel's, for all rings of the process.
+static WORKERS: Workers = Workers::new();
 
 type OfThread<R> = Counted<'static, R>;
 

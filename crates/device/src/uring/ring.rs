@@ -5,11 +5,13 @@
 //! 2. A slot is in flight once at most, and there are no more slots than entries: the submission queue has room for all of
 //!    them, and the completion queue, longer than twice as many, for each of them, a cancel of each, and the bell.
 //! 3. Short transfers go on where they stopped; what the kernel turned away is submitted again, and after so many times done
-//!    by a plain call. It also turns away what a thread has submitted that has ended since.
+//!    by a plain call. It also turns away what a thread has submitted that has ended since. Where it gives back a part twice, it has no thread for it
+//!    ([`Workers`]): that is done by a call at once, and for a while so are all flushes, and writes that would need one.
 //! 4. Memory that is registered is mapped as long as the ring is there, and a mapping has one number at most. So a part whose memory is of such a
 //!    mapping lies in what the kernel has under its number.
 
-use super::Sort;
+use super::workers::Workers;
+use super::{Sort, WORKERS};
 use crate::block::{BlockDevice, Durability};
 use crate::file::FileDevice;
 use crate::queue::{Bell, Ended, Kind, Part, Sleep, cancelled};
@@ -65,6 +67,8 @@ pub(super) struct Ring {
     timed: Option<Timed>,
     /// Memory that the kernel knows, by its numbers.
     registered: Vec<Arc<Mapping>>,
+    /// The process's; a test's own.
+    workers: &'static Workers,
 }
 
 struct Timed {
@@ -81,9 +85,34 @@ struct Slot {
     part: Option<Part>,
     done: usize,
     retries: u8,
+    way: Way,
     cancelled: bool,
     /// With what it has in common how long it takes, and when it was pushed, if its time is taken.
     pushed: Option<(Class, u64)>,
+}
+
+/// How the kernel was asked for a part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Way {
+    /// To do it, by a thread of its own if need be.
+    #[default]
+    Any,
+    /// To do it at once, or to say that it cannot.
+    AtOnce,
+    /// For its completion alone: whoever collects that does the part by a call.
+    Call,
+}
+
+impl Way {
+    fn of(kind: Kind, lacks_workers: bool) -> Way {
+        match kind {
+            // The kernel reads at once what it can read at all, past the page cache; it may wait for what is in its cache.
+            _ if !lacks_workers => Way::Any,
+            Kind::Read => Way::Any,
+            Kind::Write(_) => Way::AtOnce,
+            Kind::Flush => Way::Call,
+        }
+    }
 }
 
 impl Ring {
@@ -101,6 +130,7 @@ impl Ring {
             listens: false,
             timed: None,
             registered: Vec::new(),
+            workers: &WORKERS,
         }
     }
 
@@ -217,7 +247,9 @@ impl Ring {
         let slot = &self.slots[index as usize];
         let part = slot.part.as_ref().expect("a slot in use has a part");
         let number = self.number_of(part);
-        let entry = entry(&devices[part.device], part, slot.done, number);
+        let way = Way::of(part.kind, self.workers.lack(clock::now_ns));
+        let entry = entry(&devices[part.device], part, slot.done, (number, way));
+        self.slots[index as usize].way = way;
         let entry = entry.user_data(u64::from(index));
         self.queue(&entry);
     }
@@ -414,6 +446,12 @@ impl Ring {
         let device = &*devices[part.device];
         let left = part.segment.len() - slot.done;
         let result = match usize::try_from(result) {
+            _ if slot.way == Way::Call && slot.cancelled => Err(cancelled()),
+            _ if slot.way == Way::Call => {
+                // A call tells nothing of how long a ring takes.
+                slot.pushed = None;
+                threads::perform_part(device, part)
+            }
             Ok(moved) => {
                 let read = part.kind == Kind::Read;
                 match threads::usable_progress(moved, left, device.logical_block(), read) {
@@ -427,6 +465,18 @@ impl Ring {
                 }
             }
             Err(_) if slot.cancelled && is_passing(-result) => Err(cancelled()),
+            // It cannot at once, or knows no such way of this file.
+            Err(_) if slot.way == Way::AtOnce && is_refusal(-result) => {
+                threads::perform_part(device, part)
+            }
+            // The first time it may have been asked by a thread that has ended.
+            Err(_)
+                if is_given_back(part.kind, -result)
+                    && (slot.retries > 0 || self.workers.lacked(clock::now_ns)) =>
+            {
+                self.workers.tell_lack(clock::now_ns);
+                threads::perform_part(device, part)
+            }
             Err(_) if is_passing(-result) => {
                 slot.retries += 1;
                 if slot.retries < RETRIES_MAX {
@@ -607,8 +657,26 @@ fn is_passing(error: i32) -> bool {
     )
 }
 
+/// The kernel should have done this by a thread of its own, and nothing of it is done.
+fn is_given_back(kind: Kind, error: i32) -> bool {
+    error == libc::ECANCELED || (error == libc::EAGAIN && kind == Kind::Flush)
+}
+
+/// The kernel cannot do at once what it was asked to do so.
+fn is_refusal(error: i32) -> bool {
+    matches!(error, libc::EAGAIN | libc::EOPNOTSUPP)
+}
+
 /// What of a part is not done yet; its memory is registered under that number.
-fn entry(device: &FileDevice, part: &Part, done: usize, registered: Option<u16>) -> squeue::Entry {
+fn entry(
+    device: &FileDevice,
+    part: &Part,
+    done: usize,
+    (registered, way): (Option<u16>, Way),
+) -> squeue::Entry {
+    if way == Way::Call {
+        return opcode::Nop::new().build();
+    }
     let fd = types::Fd(device.file.as_raw_fd());
     let len = (part.segment.len() - done).min(TRANSFER_MAX) as u32;
     let start = part.segment.start().wrapping_add(done);
@@ -624,6 +692,10 @@ fn entry(device: &FileDevice, part: &Part, done: usize, registered: Option<u16>)
             let flags = match durability {
                 Durability::Volatile | Durability::Checked => 0,
                 Durability::Durable => libc::RWF_DSYNC,
+            };
+            let flags = match way {
+                Way::AtOnce => flags | libc::RWF_NOWAIT,
+                Way::Any | Way::Call => flags,
             };
             match registered {
                 Some(number) => opcode::WriteFixed::new(fd, start, len, number)
@@ -646,10 +718,147 @@ fn entry(device: &FileDevice, part: &Part, done: usize, registered: Option<u16>)
 mod tests {
     use super::super::{builder, probe};
     use super::*;
-    use crate::buf::{AlignedBuf, Lent};
+    use crate::block::{Operation, Request};
+    use crate::buf::{AlignedBuf, Lent, Segment};
     use crate::file::{Engine, OpenOptions};
     use base::atomic::Ordering;
     use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    /// A ring on an image, with a lack of threads of its own.
+    struct Scene {
+        device: FileDevice,
+        ring: Ring,
+        _home: tempfile::TempDir,
+    }
+
+    impl Scene {
+        fn new() -> Option<Scene> {
+            probe().ok()?;
+            let home = tempfile::tempdir().unwrap();
+            let path = home.path().join("image");
+            crate::create_image(&path, 1 << 20).unwrap();
+            let device = FileDevice::open(&path, &OpenOptions::default(), Engine::Uring).unwrap();
+            let mut ring = Ring::new(builder().build(4).unwrap(), 4);
+            ring.workers = Box::leak(Box::new(Workers::new()));
+            Some(Scene {
+                device,
+                ring,
+                _home: home,
+            })
+        }
+
+        fn push(&mut self, kind: Kind, segment: Segment) {
+            let part = Part {
+                user: 0,
+                device: 0,
+                kind,
+                offset: 0,
+                segment,
+            };
+            self.ring.push(&[&self.device], part);
+        }
+
+        /// What becomes of what is in flight as the kernel answers this instead of what it did, if anything.
+        fn answer(&mut self, answer: Option<i32>) -> Option<Ended> {
+            self.ring.wait(1);
+            self.ring.take_out();
+            if let Some(number) = answer {
+                self.ring.taken[0].1 = -number;
+            }
+            let mut ended = Vec::new();
+            self.ring.collect(&[&self.device], &mut ended);
+            ended.pop()
+        }
+
+        /// Whether a call did it: the next one panics, which fails its part.
+        fn is_by_call(&mut self, answer: Option<i32>) -> bool {
+            self.device.panics.store(true, Ordering::SeqCst);
+            let ended = self.answer(answer).expect("it has ended");
+            let is_by_call = !self.device.panics.swap(false, Ordering::SeqCst);
+            assert_eq!(is_by_call, ended.result.is_err(), "no failure is hidden");
+            is_by_call
+        }
+    }
+
+    /// Where the process could have no more threads the kernel tried for 50 ms to start one and gave the flush back, sixteen times for each.
+    #[test]
+    fn a_flush_that_the_kernel_has_no_thread_for_is_done_by_a_call_and_so_are_the_next_ones() {
+        let Some(mut scene) = Scene::new() else {
+            return base::skip("io_uring");
+        };
+        for error in [libc::ECANCELED, libc::EAGAIN] {
+            scene.ring.workers = Box::leak(Box::new(Workers::new()));
+            scene.push(Kind::Flush, Segment::empty());
+            // Whoever submitted it may have ended.
+            assert!(scene.answer(Some(error)).is_none());
+            assert!(!scene.ring.workers.lacked(clock::now_ns));
+            assert!(scene.is_by_call(Some(error)));
+            // The kernel is not asked for these.
+            for _ in 0..3 {
+                scene.push(Kind::Flush, Segment::empty());
+                assert!(scene.is_by_call(None));
+            }
+            scene.push(Kind::Flush, Segment::empty());
+            scene.answer(None).unwrap().result.unwrap();
+            // One that nobody wants any more is not done.
+            scene.push(Kind::Flush, Segment::empty());
+            scene
+                .ring
+                .slots
+                .iter_mut()
+                .for_each(|slot| slot.cancelled = true);
+            assert!(scene.answer(None).unwrap().result.is_err());
+        }
+        // The kernel may have threads again.
+        scene.ring.workers = Box::leak(Box::new(Workers::new()));
+        scene.push(Kind::Flush, Segment::empty());
+        assert!(!scene.is_by_call(None));
+    }
+
+    #[test]
+    fn a_transfer_that_the_kernel_has_no_thread_for_is_done_by_a_call() {
+        let Some(mut scene) = Scene::new() else {
+            return base::skip("io_uring");
+        };
+        let mut memory = AlignedBuf::zeroed(4096);
+        let write = Kind::Write(Durability::Volatile);
+        for (kind, value, answers) in [
+            (write, 1, &[libc::ECANCELED, libc::ECANCELED][..]),
+            // It is known by now.
+            (write, 2, &[libc::ECANCELED]),
+            (Kind::Write(Durability::Durable), 3, &[libc::EAGAIN]),
+            (write, 4, &[libc::EOPNOTSUPP]),
+            (Kind::Read, 4, &[libc::ECANCELED]),
+        ] {
+            if kind != Kind::Read {
+                memory.fill(value);
+            }
+            let mut lent = Lent::new(memory);
+            scene.push(kind, lent.lend(0..4096));
+            let (last, first) = answers.split_last().unwrap();
+            for answer in first {
+                assert!(scene.answer(Some(*answer)).is_none());
+            }
+            let Ended { part, result } = scene.answer(Some(*last)).expect("it has ended");
+            result.unwrap();
+            lent.give_back(part.segment);
+            memory = lent.into_inner();
+            let mut read = AlignedBuf::zeroed(4096);
+            let buf = &mut read[..];
+            threads::perform(
+                &scene.device,
+                &mut Request::new(Operation::Read { offset: 0, buf }, 0),
+            );
+            assert!(read.iter().all(|&byte| byte == value), "{kind:?}");
+            assert_eq!(read[..], memory[..]);
+        }
+        // What fails otherwise has failed.
+        let mut lent = Lent::new(memory);
+        scene.push(write, lent.lend(0..4096));
+        let Ended { part, result } = scene.answer(Some(libc::ENOSPC)).expect("it has ended");
+        assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+        lent.give_back(part.segment);
+    }
 
     /// What the kernel had told besides was lost, and its owners waited for ever.
     #[test]
