@@ -185,7 +185,7 @@ fn make(folder: &str, files: u64, memory: usize) -> Result<Arc<FileSystem>, Box<
     let devices = device::open_devices(&paths, &OpenOptions::default())?;
     let sizes: Vec<u64> = devices.iter().map(|d| d.bytes()).collect();
     let geometry = Geometry::plan(&sizes, GeometryOptions::default())?;
-    let array = Array::create(devices, geometry, "churn", device::new_uuid(), [7; 16])?;
+    let array = Array::create(devices, geometry, "churn", device::new_uuid()?, [7; 16])?;
     let array = Arc::new(array);
     FileSystem::mkfs(&array, &MkfsOptions::default())?;
     array.write_labels()?;

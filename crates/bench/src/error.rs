@@ -49,6 +49,11 @@ impl Error {
         }
     }
 
+    /// The kernel gives no random bytes, as the error says.
+    pub fn no_entropy(error: io::Error) -> Error {
+        Error::Unable(error.to_string())
+    }
+
     /// The file system under test is full.
     pub fn is_no_space(&self) -> bool {
         match self {

@@ -74,6 +74,11 @@ impl Failure {
         Failure::new(format!("{name}: {error}"))
     }
 
+    /// Of an error whose message says all.
+    pub fn of(error: impl std::error::Error) -> Self {
+        Failure::new(error.to_string())
+    }
+
     /// Tells the user of a failure after which the command goes on.
     pub fn tell(&self) {
         if let Some(message) = &self.message {

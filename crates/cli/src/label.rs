@@ -37,7 +37,7 @@ pub fn run(args: &Label) -> Outcome {
     let label = args.label.as_deref().map(device::name_bytes).transpose()?;
     let uuid = match args.uuid.as_deref() {
         None => None,
-        Some("random") => Some(new_uuid()),
+        Some("random") => Some(new_uuid().map_err(Failure::of)?),
         Some(text) => Some(given_uuid(text)?),
     };
     let devices = devices::claim(&paths, Access::default())?;

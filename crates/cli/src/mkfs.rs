@@ -98,7 +98,7 @@ impl Claims<'_> {
 /// Makes the file system; an image file that was created here goes again on failure, and, where signals are caught, when one comes.
 pub fn make(args: &Mkfs) -> Result<Made, Failure> {
     let uuid = match &args.uuid {
-        None => device::new_uuid(),
+        None => device::new_uuid().map_err(Failure::of)?,
         Some(text) => given_uuid(text)?,
     };
     check_paths(args)?;
@@ -248,7 +248,7 @@ fn make_on(args: &Mkfs, uuid: [u8; 16], claims: &[Claim<'_>]) -> Result<Made, Fa
     }
     let devices: Vec<_> = claims.iter().map(|c| Arc::clone(&c.device)).collect();
     let geometry = plan(args, &devices)?;
-    let key = base::rng::entropy();
+    let key = base::rng::entropy().map_err(Failure::of)?;
     let create = || Array::create(devices.clone(), geometry.clone(), &args.label, uuid, key);
     // Wipes old labels, which must not outlive what they are the labels of: an interrupted
     // discard leaves nothing that mounts. Discarded blocks may read as anything, so once more.

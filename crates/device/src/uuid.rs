@@ -1,5 +1,7 @@
 //! UUIDs as text.
 
+use std::io;
+
 /// The usual form: `8-4-4-4-12` lower-case hexadecimal digits.
 pub fn uuid_text(uuid: &[u8; 16]) -> String {
     let mut text = String::with_capacity(36);
@@ -25,11 +27,14 @@ pub fn parse_uuid(text: &str) -> Option<[u8; 16]> {
 }
 
 /// A new random UUID (version 4).
-pub fn new_uuid() -> [u8; 16] {
-    let mut uuid = base::rng::entropy();
+///
+/// # Errors
+/// The kernel gives no random bytes.
+pub fn new_uuid() -> io::Result<[u8; 16]> {
+    let mut uuid = base::rng::entropy()?;
     uuid[6] = uuid[6] & 0x0f | 0x40;
     uuid[8] = uuid[8] & 0x3f | 0x80;
-    uuid
+    Ok(uuid)
 }
 
 #[cfg(test)]
@@ -38,7 +43,7 @@ mod tests {
 
     #[test]
     fn a_uuid_survives_the_way_through_text() {
-        let uuid = new_uuid();
+        let uuid = new_uuid().unwrap();
         let text = uuid_text(&uuid);
         assert_eq!(text.len(), 36);
         assert_eq!(parse_uuid(&text), Some(uuid));

@@ -21,7 +21,7 @@
 //!     let devices = open_devices(&images, &OpenOptions::default())?;
 //!     let sizes: Vec<u64> = devices.iter().map(|device| device.bytes()).collect();
 //!     let geometry = Geometry::plan(&sizes, GeometryOptions::default())?;
-//!     let array = Array::create(devices, geometry, "events", new_uuid(), entropy())?;
+//!     let array = Array::create(devices, geometry, "events", new_uuid()?, entropy()?)?;
 //!     let array = Arc::new(array);
 //!     FileSystem::mkfs(&array, &MkfsOptions::default())?;
 //!     array.write_labels()?;

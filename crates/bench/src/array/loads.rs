@@ -150,7 +150,8 @@ impl<'a> OnArray<'a> {
     pub fn open(plan: Plan<'a>, devices: Vec<Arc<dyn BlockDevice>>) -> Result<OnArray<'a>, Error> {
         let sizes: Vec<u64> = devices.iter().map(|device| device.bytes()).collect();
         let geometry = Geometry::plan(&sizes, GeometryOptions::default())?;
-        let (uuid, key) = (device::new_uuid(), base::rng::entropy());
+        let uuid = device::new_uuid().map_err(Error::no_entropy)?;
+        let key = base::rng::entropy().map_err(Error::no_entropy)?;
         let array = Array::create(devices, geometry, "bench", uuid, key)?;
         Ok(OnArray { plan, array })
     }

@@ -288,7 +288,8 @@ fn mkfs(paths: &[PathBuf], arrangement: &Arrangement) -> Result<(), Error> {
         ..GeometryOptions::default()
     };
     let geometry = Geometry::plan(&sizes, options)?;
-    let (uuid, key) = (device::new_uuid(), base::rng::entropy());
+    let uuid = device::new_uuid().map_err(Error::no_entropy)?;
+    let key = base::rng::entropy().map_err(Error::no_entropy)?;
     let array = Arc::new(Array::create(devices, geometry, "bench", uuid, key)?);
     FileSystem::mkfs(&array, &MkfsOptions::default())?;
     array.write_labels()?;

@@ -66,7 +66,7 @@ pub fn run(args: &Torture) -> Outcome {
         return Err(Failure::new(reason));
     }
     mount_command::check_options(&args.options)?;
-    let seed = args.seed.unwrap_or_else(any_seed);
+    let seed = args.seed.map_or_else(any_seed, Ok)?;
     if !args.json {
         output::unheard(output::line(format!("Seed {seed}: {}", again(args, seed))))?;
     }
@@ -128,12 +128,10 @@ fn check_tried(syncs: u64) -> Result<(), Failure> {
     }
 }
 
-fn any_seed() -> u64 {
-    let entropy = base::rng::entropy();
+fn any_seed() -> Result<u64, Failure> {
+    let [a, b, c, d, ..] = base::rng::entropy().map_err(Failure::of)?;
     // Short enough to type.
-    u64::from(u32::from_le_bytes([
-        entropy[0], entropy[1], entropy[2], entropy[3],
-    ]))
+    Ok(u64::from(u32::from_le_bytes([a, b, c, d])))
 }
 
 fn text(shown: &Shown) -> String {
