@@ -20,7 +20,6 @@ pub mod encode;
 mod flushes;
 pub mod handles;
 mod http;
-mod limited;
 pub mod live;
 pub mod metrics;
 pub mod mount_table;

@@ -69,7 +69,6 @@ use crate::abi::init;
 use crate::atomic::{self, AtomicWrites, Pending};
 use crate::dirent::DirectoryReply;
 use crate::handles::Handles;
-use crate::limited::Limited;
 use crate::live::{IOC_CHECKPOINT, IOC_METRICS, MetricsMessage};
 use crate::metrics::{self, FuseWay, exposition};
 use crate::notify::{Notifier, Pages};
@@ -81,6 +80,7 @@ use crate::options::MountOptions;
 use crate::outcome::{IOC_OUTCOME, Outcome};
 use crate::scrub::{IOC_SCRUB, ScrubMessage};
 use crate::signals::Closing;
+use base::limited::Limited;
 use direct::DirectFiles;
 use opened::{Handle, KERNEL_FLAGS};
 

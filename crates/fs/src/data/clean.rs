@@ -611,7 +611,10 @@ impl Files {
                 Err(error) => {
                     let now_ns = self.now_ns();
                     (piece.state.meta.lock()).fail_write_back(error.to_string(), now_ns);
-                    tracing::error!("cleaning of inode {} failed: {error}", piece.state.ino());
+                    if let Some(left_out) = self.told.failed.may_say(now_ns) {
+                        let ino = piece.state.ino();
+                        tracing::error!(left_out, "cleaning of inode {ino} failed: {error}");
+                    }
                 }
             }
         }

@@ -127,8 +127,15 @@ impl Files {
             if state.key == key
                 && let Err(error) = self.flush_range(&state, pages)
             {
-                tracing::warn!("write-back: {error}");
+                self.pass(&error);
             }
+        }
+    }
+
+    /// Says that it goes on after that.
+    fn pass(&self, error: &Error) {
+        if let Some(left_out) = self.told.passed.may_say(self.now_ns()) {
+            tracing::warn!(left_out, "write-back: {error}");
         }
     }
 
@@ -504,7 +511,7 @@ impl Files {
             self.write_back_some(inos, &mut room, &alone, &mut |done| {
                 if let Err(error) = done {
                     // Latched on that file, and reported to whoever syncs it.
-                    tracing::warn!("write-back: {error}");
+                    self.pass(&error);
                 }
             });
         }
@@ -782,7 +789,9 @@ impl Files {
         }
         // Whoever looked at what is given up sees by its times that it is gone.
         self.note_ahead(&state);
-        tracing::error!("unwritten data of inode {ino} is given up");
+        if let Some(left_out) = self.told.given_up.may_say(self.now_ns()) {
+            tracing::error!(left_out, "unwritten data of inode {ino} is given up");
+        }
         self.is_gone(ino);
     }
 

@@ -52,6 +52,7 @@ mod tail;
 #[cfg(test)]
 mod tests;
 mod together;
+mod told;
 pub(crate) mod transact;
 mod truncate;
 mod vectored;
@@ -94,6 +95,7 @@ use std::time::Duration;
 use stream::{Behind, Readers, Streams};
 use table::{FileTable, StateUse};
 use tail::LoggedFiles;
+use told::Told;
 
 /// Bytes in a page, as file offsets count.
 const PAGE: u64 = BLOCK_SIZE as u64;
@@ -192,6 +194,7 @@ pub(crate) struct Files {
     /// Pages that somebody asked to be written soon.
     hints: Mutex<Vec<(FileKey, Range<u64>)>>,
     losses: Mutex<Losses>,
+    told: Told,
     gone: Mutex<Option<Weak<Gone>>>,
     /// Held by the writer that makes room for all.
     balancer: Mutex<()>,
@@ -268,6 +271,7 @@ impl Files {
             logged: Mutex::new(rank::LEAF, LoggedFiles::default()),
             hints: Mutex::new(rank::LEAF, Vec::new()),
             losses: Mutex::new(rank::LEAF, Losses::default()),
+            told: Told::new(),
             gone: Mutex::new(rank::LEAF, None),
             balancer: Mutex::new(rank::FILE_BALANCE, ()),
             background: base::sync::Arc::new(Background::new()),

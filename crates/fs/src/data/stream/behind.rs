@@ -684,7 +684,9 @@ impl Files {
             Err(error) => error.to_string(),
         };
         let ino = state.ino();
-        tracing::error!("what was written to inode {ino} is lost: {why}");
+        if let Some(left_out) = self.told.lost.may_say(self.now_ns()) {
+            tracing::error!(left_out, "what was written to inode {ino} is lost: {why}");
+        }
         self.lost(state, &mut state.meta.lock(), &why);
         self.is_gone(ino);
     }

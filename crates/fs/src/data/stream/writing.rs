@@ -226,9 +226,12 @@ impl Files {
         match error {
             Error::NoSpace => {}
             Error::Store(_) | Error::WriteFailed { .. } => {
-                tracing::warn!(
-                    "a write of inode {ino} past the cache failed, and goes through it: {error}"
-                );
+                if let Some(left_out) = self.told.through_cache.may_say(self.now_ns()) {
+                    tracing::warn!(
+                        left_out,
+                        "a write of inode {ino} past the cache failed, and goes through it: {error}"
+                    );
+                }
                 self.streams.note_failed();
             }
             _ => tracing::debug!("a write of inode {ino} goes through the cache: {error}"),

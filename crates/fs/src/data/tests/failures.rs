@@ -1,5 +1,8 @@
 use super::*;
+use base::limited::MOST;
 use device::sim::Times as Strikes;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Metadata, Subscriber, span};
 
 const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 
@@ -783,4 +786,87 @@ fn a_failure_that_a_later_try_made_good_leaves_nothing_behind() {
     m.write(&file, 0, &pattern(30, 20_000));
     m.files.fsync(&file, false).unwrap();
     assert_eq!(m.contents(inos[1]), pattern(1, 20_000));
+}
+
+/// What the log is told meanwhile.
+#[derive(Clone)]
+struct Heard(Arc<Mutex<Vec<Line>>>);
+
+#[derive(Clone, Default)]
+struct Line {
+    text: String,
+    left_out: u64,
+}
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        if field.name() == "message" {
+            self.text = format!("{value:?}");
+        }
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        assert_eq!(field.name(), "left_out");
+        self.left_out = value;
+    }
+}
+
+impl Subscriber for Heard {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::WARN
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let mut line = Line::default();
+        event.record(&mut line);
+        self.0.lock().push(line);
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+/// Each write to a full host told the log so three times: any user filled it.
+#[test]
+fn the_log_is_told_of_so_many_failed_writes_a_second_and_how_many_were_left_out() {
+    let world = World::new(40, 64, 64);
+    let m = world.mount();
+    let inos: Vec<Ino> = (0..100).map(|_| m.make()).collect();
+    m.commit_more();
+    for device in &world.devices {
+        device.fail_writes(Strikes::Always, None);
+    }
+    let heard = Heard(Arc::new(Mutex::new(rank::LEAF, Vec::new())));
+    let lines = |seconds: u64| {
+        world.clock.advance(Duration::from_secs(seconds));
+        heard.0.lock().clear();
+        for ino in &inos {
+            let file = m.open(*ino);
+            m.write(&file, 0, &pattern(1, 20_000));
+            // And the close, which gives up.
+            assert!(m.files.write_back(*ino).is_err());
+        }
+        heard.0.lock().clone()
+    };
+    tracing::subscriber::with_default(heard.clone(), || {
+        for (seconds, most) in [(0, MOST as usize), (0, 0), (1, MOST as usize)] {
+            let lines = lines(seconds);
+            for (kind, each) in [("write-back of inode", 2), ("is given up", 1)] {
+                let of_kind = lines.iter().filter(|line| line.text.contains(kind));
+                let of_kind: Vec<&Line> = of_kind.collect();
+                assert_eq!(of_kind.len(), most, "{kind}");
+                // All but what was told of the two rounds before.
+                let left_out = 2 * each * inos.len() as u64 - u64::from(MOST);
+                let first = of_kind.first().map(|line| line.left_out);
+                assert_eq!(first.unwrap_or(0), seconds * left_out, "{kind}");
+            }
+            assert!(lines.len() <= 3 * most);
+        }
+    });
 }

@@ -85,7 +85,10 @@ impl Files {
         if let Err(error) = &outcome {
             let now_ns = self.now_ns();
             (state.meta.lock()).fail_write_back(error.to_string(), now_ns);
-            tracing::error!("write-back of inode {} failed: {error}", state.ino());
+            if let Some(left_out) = self.told.failed.may_say(now_ns) {
+                let ino = state.ino();
+                tracing::error!(left_out, "write-back of inode {ino} failed: {error}");
+            }
         }
         self.trim_promise(state);
         outcome

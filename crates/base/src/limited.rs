@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use base::clock::ns_of;
-use base::sync::{Mutex, rank};
+use crate::clock::ns_of;
+use crate::sync::{Mutex, rank};
 
 /// Messages of one kind in [`EACH`].
-const MOST: u32 = 10;
+pub const MOST: u32 = 10;
 const EACH: Duration = Duration::from_secs(1);
 
 /// Messages of one kind.
 #[derive(Debug)]
-pub(crate) struct Limited(Mutex<Said>);
+pub struct Limited(Mutex<Said>);
 
 #[derive(Debug)]
 struct Said {
@@ -19,6 +19,12 @@ struct Said {
     until_ns: u64,
     count: u32,
     left_out: u64,
+}
+
+impl Default for Limited {
+    fn default() -> Limited {
+        Limited::new()
+    }
 }
 
 impl Limited {
