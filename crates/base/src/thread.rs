@@ -266,6 +266,9 @@ fn new_lane() -> usize {
     lane as usize
 }
 
+/// Bytes of a thread's stack, whatever the variable `RUST_MIN_STACK` of the environment says: the standard library's default.
+const STACK: usize = 2 << 20;
+
 /// Starts a named thread. Failing to start one is an environment error the caller reports.
 pub fn spawn<F>(name: &str, body: F) -> std::io::Result<JoinHandle>
 where
@@ -274,7 +277,7 @@ where
     let heir = Heir::of_caller(name);
     #[cfg(feature = "simulate")]
     let task = heir.task();
-    let thread = Builder::new().name(name.to_owned());
+    let thread = Builder::new().name(name.to_owned()).stack_size(STACK);
     let thread = thread.spawn(move || heir.live(body))?;
     Ok(JoinHandle {
         thread,
@@ -295,7 +298,9 @@ pub fn parallel<T: Send>(workers: usize, worker: impl Fn(usize) -> T + Sync) -> 
             let heir = Heir::of_caller("parallel");
             #[cfg(feature = "simulate")]
             let task = heir.task();
-            let handle = scope.spawn(move || heir.live(|| worker(i)));
+            let thread = Builder::new().stack_size(STACK);
+            let started = thread.spawn_scoped(scope, move || heir.live(|| worker(i)));
+            let handle = started.unwrap_or_else(|error| panic!("cannot start a thread: {error}"));
             #[cfg(feature = "simulate")]
             return (task, handle);
             #[cfg(not(feature = "simulate"))]
@@ -664,6 +669,28 @@ mod tests {
         });
         pinned.unwrap().join().unwrap();
         assert_eq!(allowed_cpus(), cpus);
+    }
+
+    /// A small number there had each of them end the process at its first deep call.
+    #[test]
+    fn no_variable_of_the_environment_makes_stacks_small() {
+        const MARK: &str = "SHEAF_TEST_SMALL_STACKS";
+        if std::env::var_os(MARK).is_none() {
+            let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+            again.args(["--test-threads=1", "--exact"]);
+            again.arg("thread::tests::no_variable_of_the_environment_makes_stacks_small");
+            again.env(MARK, "").env("RUST_MIN_STACK", "524288");
+            let ran = again.output().unwrap();
+            assert!(ran.status.success(), "{ran:?}");
+            return;
+        }
+        // Not the caller's own frame, which has a small stack.
+        #[inline(never)]
+        fn deep() {
+            std::hint::black_box([0u8; 1 << 20]);
+        }
+        spawn("deep", deep).unwrap().join().unwrap();
+        parallel(2, |_| deep());
     }
 
     #[test]
