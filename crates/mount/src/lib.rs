@@ -129,6 +129,11 @@ pub enum Error {
          goes on until it is unmounted there, too"
     )]
     StillMounted { mountpoint: PathBuf, other: PathBuf },
+    #[error(
+        "what was mounted at {mountpoint:?} is taken away, but its daemon had died: what was not synced before that is lost; the next mount \
+         recovers what was"
+    )]
+    DaemonDied { mountpoint: PathBuf },
     #[error("unmounted, but not everything was written: {0}")]
     NotWritten(String),
     #[error(

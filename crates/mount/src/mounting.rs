@@ -484,9 +484,10 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Unmounts the Sheaf file system at `mountpoint` and waits until its daemon has everything
 /// on the devices and is gone; calls `still_waiting` with the daemon's process once that takes
-/// long. A mount whose daemon died is taken away.
+/// long.
 ///
 /// # Errors
+/// [`Error::DaemonDied`] when its daemon had died; the mount is taken away then.
 /// [`Error::NotWritten`] when the mount is gone, but the daemon could not write everything;
 /// [`Error::StillMounted`] when it is gone from here, but not from everywhere.
 pub fn unmount(mountpoint: &Path, still_waiting: &dyn Fn(u32)) -> Result<(), Error> {
@@ -497,7 +498,11 @@ pub fn unmount(mountpoint: &Path, still_waiting: &dyn Fn(u32)) -> Result<(), Err
     let (resolved, found) = fuse_mount(mountpoint)?;
     let unmounter = Unmounter::new(resolved.clone());
     if is_dead(&resolved)? {
-        return unmounter.unmount(Insist::Lazy);
+        unmounter.unmount(Insist::Lazy)?;
+        // What is on the devices nobody can tell.
+        return Err(Error::DaemonDied {
+            mountpoint: resolved,
+        });
     }
     let root = match File::open(&resolved) {
         // Somebody else's, who lets not even root in. The kernel waits until the daemon has

@@ -118,7 +118,8 @@ grep -q " $DIR/mnt .*fuseblk.sheaf" /proc/self/mountinfo
 fill mnt
 sync
 kill -9 "$(cat pid)"
-"$SHEAF" umount mnt
+refused "daemon had died" "$SHEAF" umount mnt
+not mounted mnt
 "$SHEAF" fsck $a $b
 "$SHEAF" mount $a $b mnt --pid-file pid
 verify mnt
@@ -348,7 +349,7 @@ for i in $(seq "$ROUNDS"); do
     if test $((i % 3)) = 0; then
         sync mnt/file
         kill -9 "$(cat pid)"
-        test $((i % 2)) = 0 || "$SHEAF" umount mnt
+        test $((i % 2)) = 0 || refused "daemon had died" "$SHEAF" umount mnt
     else
         cat mnt/file > /dev/null
         "$SHEAF" umount mnt

@@ -158,7 +158,8 @@ impl Stage for Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         match mount::unmount(&self.mnt, &|_| {}) {
-            Ok(()) | Err(mount::Error::NotMounted(_)) => {}
+            // It may have been killed on purpose.
+            Ok(()) | Err(mount::Error::NotMounted(_) | mount::Error::DaemonDied { .. }) => {}
             Err(error) => tracing::warn!("{error}"),
         }
     }

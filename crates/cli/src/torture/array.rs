@@ -192,7 +192,18 @@ impl Array {
         }
     }
 
-    /// Unmounts a living daemon, which must end well, or takes away what a dead one left.
+    /// Takes away what a killed daemon left; an unmount must not say that all of it is on the devices.
+    pub fn unmount_dead(&self) -> Result<(), Failure> {
+        match mount::unmount(&self.mnt, &|_| {}) {
+            Err(mount::Error::DaemonDied { .. }) => Ok(()),
+            Err(error) => Err(error.into()),
+            Ok(()) => Err(Failure::new(
+                "the unmount of a mount whose daemon was killed says that all is well",
+            )),
+        }
+    }
+
+    /// Unmounts a living daemon, which must end well.
     pub fn unmount(&mut self) -> Result<(), Failure> {
         umount::unmount(&self.mnt)?;
         let Some(mut daemon) = self.daemon.take() else {

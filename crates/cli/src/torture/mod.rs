@@ -317,7 +317,7 @@ impl Run {
         let mut complaints = Vec::new();
         match self.kills % 4 {
             1 => complaints.extend(array.fsck("before recovery")?),
-            2 => array.unmount()?,
+            2 => array.unmount_dead()?,
             3 => {
                 array.start_without_waiting()?;
                 pause(Duration::from_millis(self.rng.below(60)));

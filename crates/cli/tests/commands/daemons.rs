@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, openpt, ptsname, unlockpt};
 
 use crate::untold::{can_mount, closed};
-use crate::{Array, OPERATIONAL, USAGE, sheaf};
+use crate::{Array, OPERATIONAL, Ran, USAGE, sheaf};
 
 /// An array and where it is mounted, until this is dropped.
 struct Mounted {
@@ -214,13 +214,8 @@ fn a_pid_file_takes_no_name_that_is_taken() {
     );
 }
 
-/// It was an error of the transport, with nothing to be done.
-#[test]
-fn of_a_daemon_that_has_died_it_is_said_how_to_clean_up() {
-    if !can_mount() {
-        return;
-    }
-    let place = Mounted::place();
+/// Mounts there, and kills the daemon.
+fn mount_and_kill(place: &Mounted) {
     let pid = place.array.path("pid");
     let option = format!("--pid-file={}", pid.display());
     sheaf(&["mount"], &[&option, "-o", "lazytime"], &place.paths()).succeeds();
@@ -229,6 +224,45 @@ fn of_a_daemon_that_has_died_it_is_said_how_to_clean_up() {
     // Until the kernel has taken down what it had.
     let ask = || sheaf(&["info", "--live"], &[], std::slice::from_ref(&place.at));
     while ask().0.status.success() {}
+}
+
+/// It was an unmount like any other, after which everything is on the devices.
+#[test]
+fn an_unmount_says_that_the_daemon_had_died() {
+    if !can_mount() {
+        return;
+    }
+    let place = Mounted::place();
+    let at = std::slice::from_ref(&place.at);
+    let helper = place.array.path("umount.fuse.sheaf");
+    symlink(env!("CARGO_BIN_EXE_sheaf"), &helper).unwrap();
+    mount_and_kill(&place);
+    sheaf(&["umount"], &[], at)
+        .exits(OPERATIONAL)
+        .says("its daemon had died")
+        .says("the next mount recovers");
+    assert!(!place.is_there());
+    mount_and_kill(&place);
+    Ran(Command::new(helper).args(at).output().unwrap()).exits(32);
+    assert!(!place.is_there());
+    // Who does not wait has nothing promised.
+    for option in ["-l", "-f"] {
+        mount_and_kill(&place);
+        sheaf(&["umount"], &[option], at).succeeds();
+        assert!(!place.is_there());
+    }
+    mount_and_kill(&place);
+    sheaf(&["mount"], &[], &place.paths()).succeeds();
+}
+
+/// It was an error of the transport, with nothing to be done.
+#[test]
+fn of_a_daemon_that_has_died_it_is_said_how_to_clean_up() {
+    if !can_mount() {
+        return;
+    }
+    let place = Mounted::place();
+    mount_and_kill(&place);
     let remedy = format!("`sheaf umount {}` cleans up", place.at.display());
     for command in [
         &["info", "--live"][..],
@@ -240,6 +274,7 @@ fn of_a_daemon_that_has_died_it_is_said_how_to_clean_up() {
             .exits(OPERATIONAL)
             .says(&remedy);
     }
+    sheaf(&["umount", "-l"], &[], std::slice::from_ref(&place.at)).succeeds();
 }
 
 #[test]

@@ -181,7 +181,6 @@ fn synchronous_writes_are_durable(world: &mut World, suite: &mut Suite) -> Falli
         .and_then(|()| data::write_synchronously(&dir))
         .and_then(|()| Ok(fs::write(&lost, "lost")?));
     world.kill_daemon()?;
-    world.umount()?;
     world.mount()?;
     let kept = written
         .and_then(|()| data::synchronous_writes_are_there(&dir))
