@@ -130,10 +130,10 @@ pub struct Mount {
     /// Prints a line when the mount is usable, and tells systemd (Type=notify). Messages go to standard error; those that nobody reads in time are lost, and counted.
     #[arg(short, long)]
     pub foreground: bool,
-    /// Append messages to this file instead of the system log
+    /// Append messages to this file, or pipe that somebody reads, instead of the system log
     #[arg(long, value_name = "FILE")]
     pub log: Option<PathBuf>,
-    /// Write the daemon's process id to this file once the mount is usable
+    /// Write the daemon's process id to this file once the mount is usable, in place of an older one
     #[arg(long, value_name = "FILE")]
     pub pid_file: Option<PathBuf>,
     /// Without a device that is not there nothing is mounted, and that is no failure: what `nofail` means to mount(8)

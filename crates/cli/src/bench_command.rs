@@ -20,7 +20,7 @@ use crate::args::{
     SyncedOptions, Varmail,
 };
 use crate::failure::{Failure, Outcome};
-use crate::{mount_command, output, progress};
+use crate::{mount_command, output, progress, spared};
 
 pub fn run(args: &Bench) -> Outcome {
     match &args.suite {
@@ -441,6 +441,7 @@ struct Page {
 
 impl Page {
     fn open(path: &Path) -> Result<Page, Failure> {
+        spared::check("--html", path)?;
         let made = File::options().write(true).create_new(true).open(path);
         let (file, made) = match made {
             Err(e) if e.kind() == ErrorKind::AlreadyExists => (

@@ -23,6 +23,8 @@ const READY: &str = "ready";
 
 /// The descriptors before it are every program's.
 const FIRST_OWN: u32 = 3;
+/// A pid file is not longer: any number of a process, and white space.
+const PID_BYTES_MAX: u64 = 20;
 /// Names to try for a file that is written beside its place.
 const NAMES: u32 = 100;
 
@@ -135,8 +137,9 @@ pub fn check_awaited() -> Result<(), Failure> {
     }
 }
 
-/// In the daemon, once it is of use: tells the parent, and lets go of what it inherited.
-pub fn ready() -> io::Result<()> {
+/// In the daemon, once it is of use: tells the parent, and lets go of what it inherited. A log that is a file gets the last words of a daemon that
+/// dies: those of a thread without room on its stack, say, go to standard error.
+pub fn ready(log: Option<&File>) -> io::Result<()> {
     let mut out = io::stdout();
     // Whether somebody hears it or not, what was inherited goes.
     let told = writeln!(out, "{READY}").and_then(|()| out.flush());
@@ -146,7 +149,7 @@ pub fn ready() -> io::Result<()> {
         .open("/dev/null")?;
     rustix::stdio::dup2_stdin(&null)?;
     rustix::stdio::dup2_stdout(&null)?;
-    rustix::stdio::dup2_stderr(&null)?;
+    rustix::stdio::dup2_stderr(log.unwrap_or(&null))?;
     rustix::process::chdir("/")?;
     told
 }
@@ -182,9 +185,7 @@ impl PidFile {
             let path = path.display();
             Failure::new(format!("the pid file {path} cannot be written: {error}"))
         };
-        if path.is_dir() {
-            return Err(refused(&io::ErrorKind::IsADirectory.into()));
-        }
+        check_replaceable(path)?;
         let (mut out, written) = create_beside(path).map_err(|error| refused(&error))?;
         let meta = out.metadata().map_err(|error| refused(&error))?;
         let file = PidFile {
@@ -199,10 +200,40 @@ impl PidFile {
 
     /// At its place.
     pub fn publish(&mut self) {
+        // It may have been put there since.
+        if let Err(failure) = check_replaceable(&self.path) {
+            tracing::warn!("{}", failure.message().unwrap_or_default());
+            return;
+        }
         match std::fs::rename(&self.written, &self.path) {
             Ok(()) => self.is_published = true,
             Err(error) => tracing::warn!("{}: {error}", self.path.display()),
         }
+    }
+}
+
+/// Fails if something is at the place of a pid file that is none: it would be gone.
+fn check_replaceable(path: &Path) -> Result<(), Failure> {
+    let at = path.display();
+    let is_one = match std::fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
+        Ok(meta) if meta.is_file() && meta.len() <= PID_BYTES_MAX => {
+            std::fs::read(path).map(|text| {
+                let mut text = text.iter();
+                text.all(|byte| byte.is_ascii_digit() || byte.is_ascii_whitespace())
+            })
+        }
+        looked => looked.map(|_| false),
+    };
+    match is_one {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(Failure::usage(format!(
+            "the pid file {at} cannot be written: what is there is no pid file (empty, or a number), and stays as it is: name another file for \
+             --pid-file, whose value may have been forgotten, or remove it"
+        ))),
+        Err(error) => Err(Failure::new(format!(
+            "the pid file {at} cannot be written: {error}"
+        ))),
     }
 }
 
@@ -259,6 +290,19 @@ mod tests {
         assert!(!path.exists());
         drop(PidFile::prepare(&path).unwrap());
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    /// What the user had put there meanwhile was gone.
+    #[test]
+    fn a_pid_file_takes_no_place_that_is_another_files_by_now() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pid");
+        let mut file = PidFile::prepare(&path).unwrap();
+        std::fs::write(&path, "a letter").unwrap();
+        file.publish();
+        drop(file);
+        assert_eq!(std::fs::read(&path).unwrap(), b"a letter");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     #[test]

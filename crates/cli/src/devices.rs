@@ -101,7 +101,7 @@ fn no_such_tag(spec: &Path) -> Failure {
 }
 
 /// `a:b:c` is three devices, unless a file has just that name.
-fn split(spec: &Path) -> Vec<PathBuf> {
+pub fn split(spec: &Path) -> Vec<PathBuf> {
     match spec.to_str() {
         Some(text) if text.contains(':') && !spec.exists() => {
             text.split(':').map(PathBuf::from).collect()

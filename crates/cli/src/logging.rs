@@ -21,6 +21,7 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use crate::failure::Failure;
 use crate::output::tell;
+use crate::spared;
 
 /// The variable that chooses what is logged, as `tracing` filters are written.
 const VARIABLE: &str = "SHEAF_LOG";
@@ -45,8 +46,9 @@ pub enum Target<'a> {
     System,
 }
 
-/// Sends all messages there from now on; once per process.
-pub fn start(target: Target<'_>) -> Result<(), Failure> {
+/// Sends all messages there from now on; once per process. Returns the file that they go to, if it is one that has a name.
+pub fn start(target: Target<'_>) -> Result<Option<Arc<File>>, Failure> {
+    let mut named = None;
     let default = match target {
         Target::Terminal | Target::Foreground => "warn",
         _ => "info",
@@ -70,6 +72,7 @@ pub fn start(target: Target<'_>) -> Result<(), Failure> {
         },
         Target::File(path) => {
             let file = open(path)?;
+            named = Some(Arc::clone(&file));
             match Apart::of_file(&file) {
                 Some(apart) => builder.with_writer(move || apart.unwaited()).try_init(),
                 None => builder.with_writer(file).try_init(),
@@ -91,18 +94,25 @@ pub fn start(target: Target<'_>) -> Result<(), Failure> {
             }
         },
     };
-    Ok(())
+    Ok(named)
 }
 
 fn open(path: &Path) -> Result<Arc<File>, Failure> {
-    OpenOptions::new()
+    spared::check("--log", path)?;
+    let opened = OpenOptions::new()
         .append(true)
         .create(true)
-        // Of a terminal: it does not become the daemon's.
-        .custom_flags(libc::O_NOCTTY)
-        .open(path)
-        .map(Arc::new)
-        .map_err(|e| Failure::io(path.display(), &e))
+        // A terminal does not become the daemon's, and for whoever reads a pipe nobody waits.
+        .custom_flags(libc::O_NOCTTY | libc::O_NONBLOCK)
+        .open(path);
+    opened.map(Arc::new).map_err(|error| {
+        let failure = Failure::io(path.display(), &error);
+        let is_pipe = || std::fs::metadata(path).is_ok_and(|of| of.file_type().is_fifo());
+        match error.raw_os_error() == Some(libc::ENXIO) && is_pipe() {
+            true => failure.after("nobody reads this pipe: start its reader first, or give a file"),
+            false => failure,
+        }
+    })
 }
 
 const NO_LOG: &str = "sheaf: no system log here: messages of the daemon are lost once the mount is usable; give --log FILE";

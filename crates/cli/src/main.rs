@@ -30,6 +30,7 @@ mod relabel;
 mod rm;
 mod scrub;
 mod size;
+mod spared;
 mod state;
 mod torture;
 mod trim;

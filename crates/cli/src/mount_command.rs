@@ -22,7 +22,7 @@ use crate::args::Mount;
 use crate::daemon::PidFile;
 use crate::devices::{self, Access};
 use crate::failure::{Failure, Outcome};
-use crate::{arrival, daemon, helper, logging, output, size, umount};
+use crate::{arrival, daemon, helper, logging, output, size, spared, umount};
 
 pub fn run(args: &Mount) -> Outcome {
     if args.daemon {
@@ -332,7 +332,7 @@ pub const USABLE: &str = "Mounted at";
 /// Opens, mounts, and serves until the mount ends.
 fn serve(args: &Mount) -> Outcome {
     let settings = Settings::parse(args)?;
-    let pid_file = prepare_process(args, &settings)?;
+    let (pid_file, log) = prepare_process(args, &settings)?;
     let (array, mountpoint) = open_devices(args, &settings)?;
     let outcome = mount::Outcome::new().map_err(|e| Failure::io("a pipe", &e))?;
     let outcome = Arc::new(outcome);
@@ -352,6 +352,7 @@ fn serve(args: &Mount) -> Outcome {
         mountpoint,
         options: &settings.mount,
         pid_file,
+        log,
         metrics,
         way,
     };
@@ -365,8 +366,15 @@ fn serve(args: &Mount) -> Outcome {
     result.map(|()| 0)
 }
 
-/// Makes this process what serves a mount, and says what it will lack.
-fn prepare_process(args: &Mount, settings: &Settings) -> Result<Option<PidFile>, Failure> {
+/// Makes this process what serves a mount, and says what it will lack. Returns the pid file and the log, where they have names.
+fn prepare_process(
+    args: &Mount,
+    settings: &Settings,
+) -> Result<(Option<PidFile>, Option<Arc<File>>), Failure> {
+    let (given, _) = places(args)?;
+    for (option, path) in named_files(args) {
+        spared::check_beside_given(option, path, given)?;
+    }
     // Where it is now: a daemon goes to the root folder.
     let pid_file = args.pid_file.as_deref().map(std::path::absolute);
     let pid_file = pid_file
@@ -375,7 +383,7 @@ fn prepare_process(args: &Mount, settings: &Settings) -> Result<Option<PidFile>,
     if args.daemon {
         daemon::detach()?;
     }
-    start_logging(args)?;
+    let log = start_logging(args)?;
     if let Some(process) = args.end_with {
         mount::end_with(process).map_err(|e| Failure::io(format!("process {process}"), &e))?;
     }
@@ -395,7 +403,15 @@ fn prepare_process(args: &Mount, settings: &Settings) -> Result<Option<PidFile>,
             settings.beyond_limit >> 20
         );
     }
-    Ok(pid_file)
+    Ok((pid_file, log))
+}
+
+/// What is written outside the file system, with the options that name it.
+fn named_files(args: &Mount) -> impl Iterator<Item = (&'static str, &Path)> {
+    let files = [("--log", &args.log), ("--pid-file", &args.pid_file)];
+    files
+        .into_iter()
+        .filter_map(|(option, path)| Some((option, path.as_deref()?)))
 }
 
 /// The array, and where it is to be mounted.
@@ -408,7 +424,11 @@ fn open_devices<'a>(
     // Before anything is written, too: where nothing can be mounted a copy that was made of a device is still no old one.
     let users_of_dead = umount::users_of_dead(mountpoint);
     mount::check_mountpoint(mountpoint)?;
-    let paths = absolute(&devices::find(given)?)?;
+    let found = devices::find(given)?;
+    for (option, path) in named_files(args) {
+        spared::check_beside(option, path, &found)?;
+    }
+    let paths = absolute(&found)?;
     // What was looked at may have been on a file system that hung.
     if args.daemon {
         daemon::check_awaited()?;
@@ -464,6 +484,7 @@ struct Mounting<'a> {
     mountpoint: &'a Path,
     options: &'a MountOptions,
     pid_file: Option<PidFile>,
+    log: Option<Arc<File>>,
     metrics: Option<MetricsServer>,
     way: FuseWay,
 }
@@ -488,7 +509,13 @@ impl Mounting<'_> {
             self.way,
             |unmounter| {
                 tracing::info!("{title} is mounted at {}", unmounter.mountpoint().display());
-                announce(self.args, self.pid_file.as_mut(), unmounter.mountpoint());
+                let log = self.log.as_deref();
+                announce(
+                    self.args,
+                    self.pid_file.as_mut(),
+                    log,
+                    unmounter.mountpoint(),
+                );
                 usable = true;
             },
         );
@@ -519,7 +546,7 @@ fn places(args: &Mount) -> Result<(&[PathBuf], &Path), Failure> {
         .ok_or_else(|| Failure::usage("no mount point given"))
 }
 
-fn start_logging(args: &Mount) -> Result<(), Failure> {
+fn start_logging(args: &Mount) -> Result<Option<Arc<File>>, Failure> {
     logging::start(match &args.log {
         Some(path) => logging::Target::File(path),
         None if args.daemon => logging::Target::System,
@@ -569,7 +596,7 @@ fn open(array: &Arc<Array>, options: FsOptions) -> Result<Arc<FileSystem>, Failu
 }
 
 /// Tells everybody who waits that the mount is usable.
-fn announce(args: &Mount, pid_file: Option<&mut PidFile>, mountpoint: &Path) {
+fn announce(args: &Mount, pid_file: Option<&mut PidFile>, log: Option<&File>, mountpoint: &Path) {
     if let Some(pid_file) = pid_file {
         pid_file.publish();
     }
@@ -577,7 +604,7 @@ fn announce(args: &Mount, pid_file: Option<&mut PidFile>, mountpoint: &Path) {
         tracing::warn!("cannot notify the service manager: {error}");
     }
     let told = match args.daemon {
-        true => daemon::ready().map_err(|e| output::failed(&e)),
+        true => daemon::ready(log).map_err(|e| output::failed(&e)),
         false => output::line(format!("{USABLE} {}", mountpoint.display())),
     };
     if let Err(failure) = told {

@@ -186,6 +186,10 @@ fn a_daemon_keeps_nothing_open_that_its_caller_had() {
         .collect();
     assert!(open.contains(&mounted.array.images[0]), "{open:?}");
     assert!(!open.contains(&lock), "{open:?}");
+    // Where its last words go, and what the caller waited at.
+    let opened = |number| fs::read_link(format!("/proc/{}/fd/{number}", pid.trim()));
+    assert_eq!(opened(2).unwrap(), log);
+    assert_eq!(opened(1).unwrap(), Path::new("/dev/null"));
     let log = fs::read_to_string(log).unwrap();
     assert!(log.contains("is mounted at"), "{log}");
 }
@@ -253,6 +257,24 @@ fn an_unmount_says_that_the_daemon_had_died() {
     }
     mount_and_kill(&place);
     sheaf(&["mount"], &[], &place.paths()).succeeds();
+}
+
+/// Nobody was there to read it, nor would be: the mount waited, and its daemon when the command had long been ended.
+#[test]
+fn a_log_that_is_a_pipe_without_a_reader_is_refused() {
+    let place = Mounted::place();
+    let log = place.array.path("log");
+    let made = Command::new("mkfifo").arg(&log).status().unwrap();
+    assert!(made.success());
+    for way in [&[][..], &["--foreground"]] {
+        let mut limited = Command::new("timeout");
+        // With all that it starts.
+        limited.args(["-s", "KILL", "60", env!("CARGO_BIN_EXE_sheaf"), "mount"]);
+        limited.args(way).arg("--log").arg(&log).args(place.paths());
+        Ran(limited.output().unwrap())
+            .exits(OPERATIONAL)
+            .says("nobody reads this pipe");
+    }
 }
 
 /// It was an error of the transport, with nothing to be done.

@@ -15,6 +15,7 @@ mod refused;
 mod renamed;
 mod repair;
 mod said;
+mod spared;
 mod sparse;
 mod states;
 mod unmounted;
@@ -791,10 +792,10 @@ fn a_mount_whose_pid_file_cannot_be_written_does_not_happen() {
     fs::create_dir(&at).unwrap();
     let paths = [array.images[0].clone(), at.clone()];
     // No folder to write it in, and a folder in its place.
-    for pid_file in [array.path("none/pid"), at] {
+    for (pid_file, code) in [(array.path("none/pid"), OPERATIONAL), (at, USAGE)] {
         let option = format!("--pid-file={}", pid_file.display());
         sheaf(&["mount"], &[&option], &paths)
-            .exits(OPERATIONAL)
+            .exits(code)
             .says("the pid file");
     }
     // Nobody serves it.
