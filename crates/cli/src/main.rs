@@ -38,6 +38,7 @@ mod umount;
 mod users;
 
 use std::ffi::OsString;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use args::{Command, Sheaf};
@@ -105,10 +106,10 @@ fn run(sheaf: Sheaf) -> Outcome {
 
 /// Help and version go to standard output and are a success; the rest is a usage error.
 fn refuse_usage(error: &clap::Error, json: bool) -> u8 {
-    // A closed pipe is no reason to complain.
-    let _ = error.print();
+    let printed = error.print().and_then(|()| io::stdout().flush());
     if !error.use_stderr() {
-        return 0;
+        // A closed pipe is no reason to complain.
+        return printed.map_or_else(|e| report(&output::failed(&e), json), |()| 0);
     }
     if json {
         let text = error.to_string();

@@ -106,6 +106,17 @@ fn a_message_that_nobody_reads_changes_no_exit_code() {
     }
 }
 
+/// That there was no room for it was told of all output but this.
+#[test]
+fn help_that_cannot_be_written_is_an_error() {
+    for call in [&["--help"][..], &["--version"], &["help", "mount"]] {
+        sheaf(call, &none(), closed()).succeeds();
+        sheaf(call, &none(), full())
+            .exits(OPERATIONAL)
+            .says("standard output");
+    }
+}
+
 fn none() -> Array {
     Array::unmade(0)
 }
