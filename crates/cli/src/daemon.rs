@@ -42,7 +42,7 @@ pub fn start(arguments: &[OsString]) -> Outcome {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
-        .map_err(|e| Failure::new(format!("cannot start the daemon: {e}")))?;
+        .map_err(|e| not_started(&e))?;
     if let Some(stdout) = child.stdout.take() {
         for said in BufReader::new(stdout).lines() {
             let said = said.map_err(|e| Failure::new(format!("cannot hear the daemon: {e}")))?;
@@ -64,6 +64,14 @@ pub fn start(arguments: &[OsString]) -> Outcome {
         None => Err(Failure::new(format!(
             "the daemon died before the mount was usable ({status})"
         ))),
+    }
+}
+
+fn not_started(error: &io::Error) -> Failure {
+    let failure = Failure::new(format!("cannot start the daemon: {error}"));
+    match Path::new("/proc/self").exists() {
+        true => failure,
+        false => failure.after("/proc has to be mounted (`mount -t proc proc /proc`)"),
     }
 }
 

@@ -171,15 +171,21 @@ pub fn claim(paths: &[PathBuf], access: Access) -> Result<Vec<Arc<dyn BlockDevic
         ..OpenOptions::default()
     };
     device::open_when_free(paths, &options).map_err(|error| {
-        let refused = matches!(
-            error.raw_os_error(),
-            Some(libc::EACCES | libc::EPERM | libc::EROFS)
-        );
-        match access.instead.filter(|_| refused && !access.read_only) {
+        let refused = !access.read_only && is_refused_to_write(&error);
+        match access.instead.filter(|_| refused) {
             Some(instead) => Failure::from(error).after(instead),
             None => error.into(),
         }
     })
+}
+
+/// Whether who only reads could do without; not with threads or rings, which everybody needs.
+fn is_refused_to_write(error: &device::Error) -> bool {
+    matches!(error, device::Error::Open { .. })
+        && matches!(
+            error.raw_os_error(),
+            Some(libc::EACCES | libc::EPERM | libc::EROFS)
+        )
 }
 
 /// Waits.
@@ -207,5 +213,24 @@ pub fn title(array: &Array) -> String {
     match name.is_empty() {
         true => uuid,
         false => format!("\"{name}\" ({uuid})"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where there is no io_uring a mount to read fails as well, which was told to be the remedy.
+    #[test]
+    fn only_who_may_not_write_a_device_is_told_how_to_read_it() {
+        let source = || Arc::new(std::io::Error::from_raw_os_error(libc::EPERM));
+        assert!(is_refused_to_write(&device::Error::Open {
+            device: "a.img".into(),
+            source: source(),
+            remedy: "",
+        }));
+        assert!(!is_refused_to_write(&device::Error::NoIoUring {
+            source: source()
+        }));
     }
 }

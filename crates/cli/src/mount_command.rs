@@ -425,6 +425,8 @@ fn open_devices<'a>(
     let users_of_dead = umount::users_of_dead(mountpoint);
     mount::check_mountpoint(mountpoint)?;
     let found = devices::find(given)?;
+    // By the names that the user knows.
+    device::check_distinct(&found)?;
     for (option, path) in named_files(args) {
         spared::check_beside(option, path, &found)?;
     }

@@ -57,7 +57,7 @@ pub enum Error {
     )]
     NotInFlight,
     #[error(
-        "io_uring {}: {source}{}; use the thread backend instead",
+        "io_uring {}: {source}{}; use `io=threads` instead",
         if ring_remedy(source).is_empty() { "is not available here" } else { "has no ring to give" },
         ring_remedy(source)
     )]
@@ -274,10 +274,19 @@ impl Error {
 
     /// As [`open`](Self::open), of something that was to be written, and may be there to be read.
     pub(crate) fn open_to_write(path: &Path, source: io::Error) -> Error {
-        let denied = matches!(source.raw_os_error(), Some(libc::EACCES | libc::EPERM));
+        let wanted = match source.raw_os_error() {
+            // Whose rights do not suffice for a file is told EACCES.
+            Some(libc::EPERM) if path.is_file() => {
+                "; it is immutable or append-only, for root as well: `lsattr` shows it, `chattr -i -a` ends it"
+            }
+            Some(libc::EACCES | libc::EPERM) => {
+                "; run as root or get access to it that lets you write"
+            }
+            _ => return Error::open(path, source),
+        };
         let mut error = Error::open(path, source);
-        if let (true, Error::Open { remedy, .. }) = (denied, &mut error) {
-            *remedy = "; run as root or get access to it that lets you write";
+        if let Error::Open { remedy, .. } = &mut error {
+            *remedy = wanted;
         }
         error
     }
@@ -448,6 +457,10 @@ mod tests {
             assert!(text.contains(words) && !text.contains("mount"), "{text}");
             assert_eq!(error.raw_os_error(), Some(number));
         }
+        // Root was told to become root.
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let error = Error::open_to_write(image.path(), source(libc::EPERM));
+        assert!(error.to_string().contains("`lsattr` shows"), "{error}");
         let error = Error::open(path, source(libc::EACCES));
         assert!(!error.to_string().contains("write"), "{error}");
         let error = Error::open_to_write(path, source(libc::EBUSY));
@@ -468,5 +481,6 @@ mod tests {
             assert!(!text(number).contains("not available"));
         }
         assert!(text(libc::EPERM).contains("io_uring is not available here"));
+        assert!(text(libc::EPERM).contains("use `io=threads` instead"));
     }
 }

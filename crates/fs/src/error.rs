@@ -57,7 +57,7 @@ pub enum Error {
     TransactionTooLarge,
     /// The process may have too little memory.
     #[error(
-        "no room for a page cache of {} MiB in the address space that the process may have (ulimit -v): choose a smaller cache_size",
+        "no room for a page cache of {} MiB in the address space that the process may have (`ulimit -v`, `ulimit -d`): choose a smaller cache_size",
         bytes >> 20
     )]
     NoRoom { bytes: usize },

@@ -78,7 +78,7 @@ pub enum Error {
         mountpoint: PathBuf,
         error: std::io::Error,
     },
-    #[error("cannot open /dev/fuse: {0} (is the fuse kernel module loaded?)")]
+    #[error("cannot open /dev/fuse: {0} ({remedy})", remedy = fuse_remedy(.0))]
     DevFuse(std::io::Error),
     #[error("cannot mount at {mountpoint:?}: {error}")]
     Mount {
@@ -156,6 +156,14 @@ pub enum Error {
     Serve(std::io::Error),
     #[error("closing the file system: {0}")]
     Close(fs::Error),
+}
+
+fn fuse_remedy(error: &std::io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EACCES) => "its permissions keep this user out: they are 0666 as a rule",
+        Some(libc::EPERM) => "this process may not open the device: a container has to be given it",
+        _ => "is the fuse kernel module loaded?",
+    }
 }
 
 /// Mounts a file system and serves it until it is unmounted: see [`mount_operations`]. Every

@@ -1,8 +1,11 @@
 //! /proc/self/mountinfo: what is mounted where, without touching it.
 
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
+
+const TABLE: &str = "/proc/self/mountinfo";
 
 /// One line of the mount table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,14 +51,22 @@ impl MountedAt {
 
 /// The topmost mount at exactly `mountpoint` (absolute, without symbolic links).
 pub fn find(mountpoint: &Path) -> std::io::Result<Option<MountedAt>> {
-    let table = std::fs::read("/proc/self/mountinfo")?;
-    Ok(find_in(&table, mountpoint))
+    Ok(find_in(&read()?, mountpoint))
 }
 
 /// Everything that is mounted.
 pub fn all() -> std::io::Result<Vec<MountedAt>> {
-    let table = std::fs::read("/proc/self/mountinfo")?;
+    let table = read()?;
     Ok(table.split(|&b| b == b'\n').filter_map(parse).collect())
+}
+
+fn read() -> std::io::Result<Vec<u8>> {
+    std::fs::read(TABLE).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => std::io::Error::other(format!(
+            "{TABLE} is not there: /proc has to be mounted (`mount -t proc proc /proc`)"
+        )),
+        _ => error,
+    })
 }
 
 fn find_in(table: &[u8], mountpoint: &Path) -> Option<MountedAt> {

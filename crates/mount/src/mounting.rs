@@ -598,6 +598,19 @@ mod tests {
         ));
     }
 
+    /// Whoever had no right to it was asked whether there is such a device.
+    #[test]
+    fn what_keeps_somebody_from_fuse_is_named() {
+        for (number, words) in [
+            (libc::EACCES, "permissions"),
+            (libc::EPERM, "container"),
+            (libc::ENOENT, "module loaded"),
+        ] {
+            let error = Error::DevFuse(std::io::Error::from_raw_os_error(number));
+            assert!(error.to_string().contains(words), "{error}");
+        }
+    }
+
     #[test]
     fn a_mount_point_must_be_a_directory() {
         let dir = tempfile::tempdir().unwrap();

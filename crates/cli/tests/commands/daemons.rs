@@ -277,6 +277,24 @@ fn a_log_that_is_a_pipe_without_a_reader_is_refused() {
     }
 }
 
+/// A file that was not there was said to be missing, and not which.
+#[test]
+fn a_mount_without_proc_says_what_it_lacks() {
+    if !can_mount() {
+        return;
+    }
+    let place = Mounted::place();
+    for way in [&[][..], &["--foreground"]] {
+        let mut apart = Command::new("unshare");
+        let script = "umount -l /proc && exec \"$0\" mount \"$@\"";
+        apart.args(["-m", "sh", "-c", script, env!("CARGO_BIN_EXE_sheaf")]);
+        apart.args(way).args(place.paths());
+        Ran(apart.output().unwrap())
+            .exits(OPERATIONAL)
+            .says("/proc has to be mounted");
+    }
+}
+
 /// It was an error of the transport, with nothing to be done.
 #[test]
 fn of_a_daemon_that_has_died_it_is_said_how_to_clean_up() {

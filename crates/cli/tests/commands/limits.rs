@@ -62,9 +62,12 @@ fn a_cache_that_has_no_room_is_refused_before_anything_is_written() {
     fs::create_dir(&at).unwrap();
     let before = fs::read(&array.images[0]).unwrap();
     let paths = [array.images[0].clone(), at];
-    let ran = limited("-v 400000", &["mount", "-o", "cache_size=1G"], &paths);
-    let ran = ran.exits(OPERATIONAL).says("a smaller cache_size");
-    assert_eq!(ran.to_string().lines().count(), 1, "{ran}");
+    for limit in ["-v 400000", "-d 200000"] {
+        let ran = limited(limit, &["mount", "-o", "cache_size=1G"], &paths);
+        let ran = ran.exits(OPERATIONAL).says("a smaller cache_size");
+        let ran = ran.says(&format!("`ulimit {}`", &limit[..2]));
+        assert_eq!(ran.to_string().lines().count(), 1, "{ran}");
+    }
     assert!(fs::read(&array.images[0]).unwrap() == before, "it wrote");
 }
 

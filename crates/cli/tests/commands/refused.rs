@@ -109,6 +109,12 @@ fn what_the_caller_got_wrong_is_a_usage_error() {
             .exits(USAGE)
             .says("name each device once");
     }
+    // A mount told the name of the file that both lead to, twice.
+    let link = made.path("link");
+    std::os::unix::fs::symlink(&made.images[0], &link).unwrap();
+    let words = format!("{} and {} are", made.images[0].display(), link.display());
+    let named = [made.images[0].clone(), link, made.dir.path().to_owned()];
+    sheaf(&["mount"], &[], &named).exits(USAGE).says(&words);
     let device = made.images[0].to_str().unwrap();
     // The range was that of the number's type, and what is more than the most was less without a word.
     for jobs in ["0", "65"] {
