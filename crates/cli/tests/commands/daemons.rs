@@ -267,13 +267,19 @@ fn a_log_that_is_a_pipe_without_a_reader_is_refused() {
     let made = Command::new("mkfifo").arg(&log).status().unwrap();
     assert!(made.success());
     for way in [&[][..], &["--foreground"]] {
+        // In a file: a daemon that waits keeps a pipe open for as long.
+        let told = fs::File::create(place.array.path("told")).unwrap();
         let mut limited = Command::new("timeout");
-        // With all that it starts.
-        limited.args(["-s", "KILL", "60", env!("CARGO_BIN_EXE_sheaf"), "mount"]);
+        limited.args(["-s", "KILL", "30", env!("CARGO_BIN_EXE_sheaf"), "mount"]);
         limited.args(way).arg("--log").arg(&log).args(place.paths());
-        Ran(limited.output().unwrap())
-            .exits(OPERATIONAL)
-            .says("nobody reads this pipe");
+        let status = limited.stdout(Stdio::null()).stderr(told).status();
+        // One that waits sees that its caller has gone.
+        let mut reader = fs::File::options();
+        let reader = reader.read(true).custom_flags(libc::O_NONBLOCK).open(&log);
+        drop(reader.unwrap());
+        assert_eq!(status.unwrap().code(), Some(OPERATIONAL));
+        let told = fs::read_to_string(place.array.path("told")).unwrap();
+        assert!(told.contains("nobody reads this pipe"), "{told}");
     }
 }
 
