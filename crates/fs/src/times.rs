@@ -20,10 +20,6 @@
 use base::atomic::{AtomicI64, Ordering};
 use base::canary::{Canary, planted};
 use base::clock::{Clock, Timestamp};
-use std::time::Duration;
-
-/// A clock that is so far behind the newest stamp was set back: exact stamps are ahead of it by less.
-const SET_BACK_NS: i64 = 1_000_000_000;
 
 /// On a cache line of its own.
 #[repr(align(128))]
@@ -59,12 +55,6 @@ impl Times {
     /// The newest stamp that was handed out, in nanoseconds since the epoch.
     pub fn floor(&self) -> i64 {
         self.floor.load(Ordering::Relaxed)
-    }
-
-    /// How far the clock is behind the newest stamp, if it was set back: times stand still for that long (invariant 1).
-    pub fn set_back(&self) -> Option<Duration> {
-        let behind = self.floor().saturating_sub(self.clock.now_coarse().ns());
-        (behind > SET_BACK_NS).then(|| Duration::from_nanos(behind as u64))
     }
 
     fn tick(&self) -> i64 {

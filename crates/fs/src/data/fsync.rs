@@ -21,6 +21,8 @@ use std::time::Duration;
 /// How often the background thread looks, at least and at most.
 const TICK: Duration = Duration::from_secs(1);
 const TICK_MIN: Duration = Duration::from_millis(10);
+/// A clock that is so far behind the newest stamp was set back: exact stamps are ahead of it by less.
+const SET_BACK_NS: i64 = 1_000_000_000;
 /// Why what was written may be lost although no call of the writer's failed.
 pub(super) const FLUSH_FAILED: &str = "a flush failed after it was written";
 /// Ranges that may wait for the background thread to write them.
@@ -530,9 +532,16 @@ impl Files {
         self.background.hurry();
     }
 
+    /// How far the clock is behind the newest stamp, if it was set back: times stand still for that long ([`times`](crate::times), invariant 1).
+    pub(super) fn set_back(&self) -> Option<Duration> {
+        let now = self.store.clock().now_coarse();
+        let behind = self.times.floor().saturating_sub(now.ns());
+        (behind > SET_BACK_NS).then(|| Duration::from_nanos(behind as u64))
+    }
+
     /// Says, once, that the clock was set back.
     fn look_at_clock(&self) {
-        let set_back = self.times.set_back();
+        let set_back = self.set_back();
         let told = self
             .told_set_back
             .swap(set_back.is_some(), Ordering::Relaxed);

@@ -819,18 +819,18 @@ fn who_syncs_has_the_times_logged_though_somebody_makes_the_file_longer() {
 
 #[test]
 fn a_clock_that_was_set_back_is_noticed_until_it_has_caught_up() {
-    let clock = Clock::manual(1_000_000_000_000_000_000);
-    let times = crate::times::Times::new(clock.clone());
+    let world = World::new(40, 64, 64);
+    let m = world.mount();
     let minute = Duration::from_secs(60);
-    times.now();
-    assert_eq!(times.set_back(), None);
-    clock.advance(minute);
+    m.make();
+    assert_eq!(m.files.set_back(), None);
+    world.clock.advance(minute);
+    m.make();
     // Exact stamps may be ahead of the clock by a little.
-    times.now();
-    clock.set_back(Duration::from_millis(900));
-    assert_eq!(times.set_back(), None);
-    clock.set_back(minute);
-    assert!(times.set_back().is_some_and(|by| by > minute));
-    clock.advance(minute);
-    assert_eq!(times.set_back(), None);
+    world.clock.set_back(Duration::from_millis(900));
+    assert_eq!(m.files.set_back(), None);
+    world.clock.set_back(minute);
+    assert!(m.files.set_back().is_some_and(|by| by > minute));
+    world.clock.advance(minute);
+    assert_eq!(m.files.set_back(), None);
 }
