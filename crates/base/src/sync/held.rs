@@ -5,6 +5,7 @@
 //!
 //! 1. The order is checked before a thread waits for a lock. One that it gets without waiting may come in any order.
 //! 2. A lock is released by the thread that took it.
+//! 3. A thread that ends may take locks when its list of them is gone already, for what its other thread-locals let go: those are not checked.
 
 use super::Rank;
 #[cfg(feature = "simulate")]
@@ -37,6 +38,13 @@ thread_local! {
     static HELD: std::cell::RefCell<Vec<(Rank, u64)>> = const { std::cell::RefCell::new(Vec::new()) };
 }
 
+/// Looks at the calling thread's list, or does nothing (invariant 3).
+#[cfg(debug_assertions)]
+fn with_held(look: impl FnOnce(&mut Vec<(Rank, u64)>)) {
+    // An error says that it is gone.
+    let _gone = HELD.try_with(|held| look(&mut held.borrow_mut()));
+}
+
 impl Held {
     /// Before waiting for a lock: the order must allow it.
     #[inline(always)]
@@ -49,14 +57,17 @@ impl Held {
     #[inline(always)]
     pub(super) fn check(_rank: Rank, _key: u64) {
         #[cfg(debug_assertions)]
-        HELD.with_borrow(|held| {
+        with_held(|held| {
             for &(other, other_key) in held.iter() {
                 let ordered = other.level < _rank.level
                     || (other.level == _rank.level && (_rank.owned || other_key < _key));
                 assert!(
                     ordered,
                     "lock order: taking {} {_key} (level {}) while holding {} {other_key} (level {})",
-                    _rank.name(), _rank.level, other.name(), other.level
+                    _rank.name(),
+                    _rank.level,
+                    other.name(),
+                    other.level
                 );
             }
         });
@@ -78,7 +89,7 @@ impl Held {
             std::panic::Location::caller(),
         );
         #[cfg(debug_assertions)]
-        HELD.with_borrow_mut(|held| held.push((_rank, _key)));
+        with_held(|held| held.push((_rank, _key)));
         Held {
             #[cfg(debug_assertions)]
             rank: _rank,
@@ -94,7 +105,7 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         #[cfg(debug_assertions)]
-        HELD.with_borrow_mut(|held| {
+        with_held(|held| {
             let last = held
                 .iter()
                 .rposition(|&(r, k)| r == self.rank && k == self.key);
@@ -138,7 +149,7 @@ pub(super) fn acquire<G>(
 #[inline]
 pub fn assert_none_held_from(_rank: Rank) {
     #[cfg(debug_assertions)]
-    HELD.with_borrow(|held| {
+    with_held(|held| {
         for &(other, key) in held.iter() {
             assert!(
                 other.level < _rank.level,
@@ -153,4 +164,45 @@ pub fn assert_none_held_from(_rank: Rank) {
 #[inline(always)]
 pub(super) fn address<T>(lock: &T) -> usize {
     std::ptr::from_ref(lock).addr()
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::sync::{Mutex, rank};
+    use crate::thread;
+    use std::cell::RefCell;
+    use std::sync::Arc;
+
+    /// What a program keeps for a thread, and takes a lock to let go of.
+    struct Kept(Arc<Mutex<u32>>);
+
+    impl Drop for Kept {
+        fn drop(&mut self) {
+            super::assert_none_held_from(rank::INODE);
+            *self.0.lock() += 1;
+        }
+    }
+
+    thread_local! {
+        static KEPT: RefCell<Vec<Kept>> = const { RefCell::new(Vec::new()) };
+    }
+
+    /// The process was aborted.
+    #[test]
+    fn a_thread_that_ends_may_take_locks_when_its_list_of_them_is_gone() {
+        let count = Arc::new(Mutex::new(rank::LEAF, 0));
+        for keeps_first in [true, false] {
+            let count = Arc::clone(&count);
+            // The list goes before what was there before it.
+            let thread = thread::spawn("ends", move || {
+                if !keeps_first {
+                    drop(count.lock());
+                }
+                KEPT.with_borrow_mut(|kept| kept.push(Kept(Arc::clone(&count))));
+                drop(count.lock());
+            });
+            thread.unwrap().join().unwrap();
+        }
+        assert_eq!(*count.lock(), 2);
+    }
 }
