@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::atomic::AtomicBool;
 use base::clock::{self, Clock};
 use device::{
     AlignedBuf, BlockDevice, Costs, DeviceInfo, Durability, Latency, LatencyDevice, Operation,
@@ -221,7 +222,7 @@ impl Buffers {
 }
 
 /// A device that does nothing, at once.
-struct Nothing;
+struct Nothing(AtomicBool);
 
 impl BlockDevice for Nothing {
     fn name(&self) -> &str {
@@ -256,6 +257,10 @@ impl BlockDevice for Nothing {
         }
     }
 
+    fn has_writer(&self) -> &AtomicBool {
+        &self.0
+    }
+
     fn run(&self, _requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>) {
         if let Some(meanwhile) = meanwhile {
             meanwhile();
@@ -274,7 +279,12 @@ fn slow(service: Duration, policy: Reaping) -> LatencyDevice {
         flush: service,
         depth: DEPTH_MAX * BYTES_MAX / (128 << 10),
     };
-    LatencyDevice::new(Arc::new(Nothing), latency, Clock::real()).reaping(policy)
+    LatencyDevice::new(
+        Arc::new(Nothing(AtomicBool::new(false))),
+        latency,
+        Clock::real(),
+    )
+    .reaping(policy)
 }
 
 /// What one side did in one window.

@@ -19,7 +19,7 @@ use crate::labels::LabelRepair;
 use crate::queue::{Kind, Part};
 use crate::reap::{Reaped, Reaping};
 use crate::topology::Topology;
-use base::atomic::{AtomicBool, AtomicU64, Ordering};
+use base::atomic::{AtomicU64, Ordering};
 use base::canary::{Canary, planted};
 use base::sync::{Mutex, rank};
 use format::geometry::{Geometry, Piece};
@@ -122,8 +122,6 @@ pub struct Array {
     flush_failures: Failures,
     /// `None`: no device has a cache, so that no durable write is a flush.
     doubts: Option<Doubts>,
-    /// See [`Array::writer`].
-    pub(crate) has_writer: AtomicBool,
     /// Which mount each label is of, and whether there are labels.
     pub(crate) ages: Mutex<Ages>,
 }
@@ -167,7 +165,6 @@ impl Array {
             memory_align,
             flush_failures: Failures::new(),
             doubts: cached.then(Doubts::new),
-            has_writer: AtomicBool::new(false),
             ages: Mutex::new(rank::LEAF, ages),
         }
     }

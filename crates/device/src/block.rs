@@ -4,6 +4,7 @@ use crate::queue::{Bell, Blocking, DeviceQueue};
 use crate::reap::{Reaped, Reaping};
 use crate::topology::Topology;
 use crate::vectored::{self, Vectored};
+use base::atomic::AtomicBool;
 use base::canary::{Canary, planted};
 use std::io;
 use std::sync::Arc;
@@ -137,6 +138,10 @@ macro_rules! described_by {
         fn info(&self) -> $crate::DeviceInfo {
             $crate::BlockDevice::info(&*self.$below)
         }
+
+        fn has_writer(&self) -> &base::atomic::AtomicBool {
+            $crate::BlockDevice::has_writer(&*self.$below)
+        }
     };
 }
 
@@ -179,6 +184,10 @@ pub trait BlockDevice: Send + Sync + 'static {
     fn memory_align(&self) -> usize;
 
     fn info(&self) -> DeviceInfo;
+
+    /// The device's own mark, false at first, that somebody may change what it holds ([`Array::writer`](crate::Array::writer)).
+    /// Who stands before another device has that one's.
+    fn has_writer(&self) -> &AtomicBool;
 
     /// Whether what it says is written may be in a cache of its own or the kernel's, which a power loss empties. A durable write may be a write and a
     /// flush then.

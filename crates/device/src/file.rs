@@ -109,6 +109,7 @@ pub(crate) struct FileDevice {
     write_through: bool,
     numa_node: Option<usize>,
     engine: Engine,
+    has_writer: AtomicBool,
     /// For owners of queues who have no ring; made when there is one.
     own_pool: OnceLock<Arc<Pool>>,
     /// In flight by threads of a pool.
@@ -364,6 +365,7 @@ impl FileDevice {
             write_through: block_device && direct && writes_through(opened.rdev()),
             numa_node: numa_node(disk),
             engine,
+            has_writer: AtomicBool::new(false),
             own_pool: OnceLock::new(),
             waiting: Arc::new(Mutex::new(rank::LEAF, threads::Waiting::default())),
             _lock: lock.transpose()?,
@@ -637,6 +639,10 @@ impl BlockDevice for FileDevice {
             polled: self.polled,
             numa_node: self.numa_node,
         }
+    }
+
+    fn has_writer(&self) -> &AtomicBool {
+        &self.has_writer
     }
 
     fn run(&self, requests: &mut [Request<'_>], meanwhile: Option<&mut dyn FnMut()>) {

@@ -14,6 +14,7 @@ use crate::identity::{self, is_kin, resolved};
 use crate::probe;
 use crate::unlabelled;
 use crate::uuid::uuid_text;
+use crate::writer::Writer;
 use base::clock::{Clock, Timestamp};
 use format::geometry::Geometry;
 use format::label::{
@@ -132,6 +133,9 @@ impl Array {
     /// A new array over `devices` (index = position), without labels: wipes old labels,
     /// slots and known signatures of other owners, durably. Everything else is left as it
     /// is. [`write_labels`](Self::write_labels) makes it one that assembles.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] while somebody [writes](Self::writer) to one of the devices; what does not fit; those of writing.
     pub fn create(
         devices: Vec<Arc<dyn BlockDevice>>,
         geometry: Geometry,
@@ -151,6 +155,7 @@ impl Array {
         for (index, device) in devices.iter().enumerate() {
             fit(device.as_ref(), index, &geometry)?;
         }
+        let _writer = Writer::of(devices.iter())?;
         for (index, device) in devices.iter().enumerate() {
             wipe(device.as_ref(), geometry.device_blocks[index])?;
         }
@@ -172,7 +177,11 @@ impl Array {
 
     /// Writes the labels of all devices, device 0 last: the last step of mkfs. Everything
     /// written before is flushed first. They are of no mount.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] while somebody [writes](Self::writer) to one of the devices, through this array too; those of writing.
     pub fn write_labels(&self) -> Result<(), Error> {
+        let _writer = self.writer()?;
         self.flush()?;
         for index in (0..self.members.len()).rev() {
             self.write_label(index, 0)?;
@@ -181,7 +190,7 @@ impl Array {
         Ok(())
     }
 
-    /// Writes the label copies that [`label_repairs`](Self::label_repairs) lists again.
+    /// Writes the label copies that [`label_repairs`](Self::label_repairs) lists again. For its [writer](Self::writer).
     pub fn repair_labels(&self) -> Result<(), Error> {
         self.repairs
             .iter()
@@ -189,7 +198,7 @@ impl Array {
     }
 
     /// Writes both copies of labels that are gone ([`Incomplete`](crate::Incomplete)), durably. Interrupted, it leaves devices with
-    /// a label and devices without, or with its second copy only.
+    /// a label and devices without, or with its second copy only. For its [writer](Self::writer).
     pub fn write_lost_labels(&self, devices: &[usize]) -> Result<(), Error> {
         devices
             .iter()

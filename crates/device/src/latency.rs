@@ -16,7 +16,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::atomic::{AtomicU64, Ordering};
+use base::atomic::{AtomicBool, AtomicU64, Ordering};
 use base::clock::{self, Clock};
 use base::sync::{Mutex, rank};
 
@@ -243,6 +243,10 @@ impl BlockDevice for LatencyDevice {
             reap: self.reaper.policy(),
             ..self.below.info()
         }
+    }
+
+    fn has_writer(&self) -> &AtomicBool {
+        self.below.has_writer()
     }
 
     fn reaped(&self) -> Option<Reaped> {

@@ -32,6 +32,7 @@ use crate::error::Error;
 use crate::queue::{Bell, DeviceQueue, Ended, Kind, Part};
 use crate::reap::{Class, Group, Reaped, Reaper, Reaping, Source, Times};
 use crate::topology::{Topology, Urgency};
+use base::atomic::AtomicBool;
 use base::clock;
 use base::sync::{Mutex, rank};
 use base::thread::{self, JoinHandle};
@@ -167,6 +168,10 @@ impl BlockDevice for Driven {
             topology: Topology::PerDevice,
             ..self.below.info()
         }
+    }
+
+    fn has_writer(&self) -> &AtomicBool {
+        self.below.has_writer()
     }
 
     fn has_cache(&self) -> bool {

@@ -70,6 +70,7 @@ use crate::block::{BlockDevice, DeviceInfo, Durability, Operation, Request};
 use crate::queue::{Bell, DeviceQueue};
 use crate::reap::Reaping;
 use crate::topology::Topology;
+use base::atomic::AtomicBool;
 use base::clock::Clock;
 use base::rng::Rng;
 use base::sync::{Condvar, Mutex, MutexGuard, rank};
@@ -114,6 +115,7 @@ pub struct SimDevice {
     has_cache: bool,
     /// A durable write is none with a flush behind it.
     forces_writes: bool,
+    has_writer: AtomicBool,
     switch: Arc<PowerSwitch>,
     state: Mutex<State>,
     pace: Mutex<Pace>,
@@ -153,6 +155,7 @@ impl SimDevice {
             physical_block: logical_block,
             has_cache: true,
             forces_writes: true,
+            has_writer: AtomicBool::new(false),
             switch,
             state: Mutex::new(rank::DEVICE_STATE, State::new(seed)),
             pace: Mutex::new(
@@ -771,6 +774,10 @@ impl BlockDevice for SimDevice {
             polled: false,
             numa_node: None,
         }
+    }
+
+    fn has_writer(&self) -> &AtomicBool {
+        &self.has_writer
     }
 
     fn has_cache(&self) -> bool {

@@ -1,7 +1,8 @@
 //! The geometry and the devices agree.
 
 use crate::fixture::{Sims, UNEQUAL, create, noise, plan};
-use device::{AlignedBuf, Durability, Error, Io};
+use device::sim::SimDevice;
+use device::{AlignedBuf, Array, BlockDevice, Durability, Error, Io, Topology};
 use format::geometry::Piece;
 use format::label::{HEAD_BLOCKS, TAIL_BLOCKS};
 use proptest::prelude::*;
@@ -230,5 +231,43 @@ fn one_at_a_time_writes_to_an_array() {
     assert!(matches!(array.writer(), Err(Error::InUse { .. })));
     drop(writer);
     drop(array.writer().unwrap());
+    array.writer().unwrap();
+}
+
+/// Only the array knew, not its devices.
+#[test]
+fn one_at_a_time_writes_to_devices_whatever_arrays_they_are_in() {
+    let sims = Sims::new(&UNEQUAL, 5);
+    let array = create(sims.members(), 128 << 10);
+    array.write_labels().unwrap();
+    let in_use = |done: Result<(), Error>, by: &str| match done {
+        Err(Error::InUse { device }) => assert_eq!(device, by),
+        other => panic!("{other:?}"),
+    };
+    let others = || {
+        Topology::ALL.map(|topology| {
+            let devices = topology.over(sims.members()).unwrap();
+            Array::assemble(devices, false).unwrap()
+        })
+    };
+    let writer = array.writer().unwrap();
+    let before: Vec<_> = sims.devices.iter().map(|d| d.snapshot()).collect();
+    for other in others() {
+        in_use(other.writer().map(drop), "sim5");
+        in_use(other.write_labels(), "sim5");
+    }
+    let members = sims.members();
+    let made = Array::create(members, plan(&UNEQUAL, 4096), "other", [1; 16], [7; 16]);
+    in_use(made.map(drop), "sim5");
+    let after: Vec<_> = sims.devices.iter().map(|d| d.snapshot()).collect();
+    assert_eq!(before, after);
+    drop(writer);
+    // Who cannot have all has none.
+    let fourth = SimDevice::new(40 << 20, 8);
+    let last: Vec<Arc<dyn BlockDevice>> = vec![fourth, Arc::clone(&sims.devices[2]) as _];
+    let writer = create(last, 4096).writer().unwrap();
+    in_use(array.writer().map(drop), "sim7");
+    in_use(array.writer().map(drop), "sim7");
+    drop(writer);
     array.writer().unwrap();
 }

@@ -260,7 +260,7 @@ const REPEAT: &str = "repeat the repair, which goes on from what the devices hol
 /// # Errors
 /// What is not the devices' fault (a thread that cannot be started, say); or a device that fails
 /// while nothing but copies of labels and records is written; or
-/// [`device::Error::InUse`] while a file system is open on the array.
+/// [`device::Error::InUse`] while a file system is open on the array's devices.
 pub fn repair(
     array: &Arc<Array>,
     options: &RepairOptions,
@@ -500,11 +500,11 @@ fn finish(
     step: &dyn Fn(u64),
 ) -> Result<(), Error> {
     step(1);
-    if let Some(mount) = mount {
-        array.note_mount(mount).map_err(engine::Error::from)?;
-    }
     {
         let _writer = array.writer().map_err(engine::Error::from)?;
+        if let Some(mount) = mount {
+            array.note_mount(mount).map_err(engine::Error::from)?;
+        }
         array.repair_labels().map_err(engine::Error::from)?;
         write_slots(array)?;
         array.flush().map_err(engine::Error::from)?;

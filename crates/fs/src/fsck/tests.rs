@@ -595,6 +595,42 @@ fn a_damaged_node_is_reported_with_its_path_and_hides_nothing_else() {
     assert_eq!(errors.count(), 2, "{:#?}", report.findings);
 }
 
+fn in_use(what: &str, done: Result<(), Error>) {
+    match done {
+        Err(Error::Store(engine::Error::Device(error))) => {
+            assert!(matches!(*error, device::Error::InUse { .. }), "{what}");
+        }
+        other => panic!("{what}: {other:?}"),
+    }
+}
+
+/// The claim was the array's own: two file systems over the same open devices, each on an array of its own, ruined each other.
+#[test]
+fn devices_that_a_file_system_writes_to_are_not_written_to_through_another_array() {
+    let world = World::new();
+    let options = FsOptions::default().without_threads(world.clock.clone());
+    let open = || FileSystem::open(world.array(false), options.clone());
+    let fs = open().unwrap();
+    in_use("open", open().map(drop));
+    let made = FileSystem::mkfs(&world.array(false), &MkfsOptions::default());
+    in_use("mkfs", made);
+    let repaired = repair(&world.array(false), &RepairOptions::default(), &|_| {});
+    in_use("repair", repaired.map(drop));
+    let reader = FileSystem::open(world.array(true), options.clone().read_only()).unwrap();
+    reader.close().unwrap();
+    drop(reader);
+    fs.mkdir(&root(), ROOT, b"after", 0o755).unwrap();
+    fs.sync().unwrap();
+    // As by a crash.
+    drop(fs);
+    let fs = open().unwrap();
+    fs.lookup(ROOT, b"after").unwrap();
+    fs.close().unwrap();
+    drop(fs);
+    let repaired = repair(&world.array(false), &RepairOptions::default(), &|_| {}).unwrap();
+    assert_eq!(repaired.outcome, Outcome::Sound);
+}
+
 /// Each would write where the other does.
 #[test]
 fn an_array_that_is_open_is_neither_opened_again_nor_made_anew_nor_repaired() {
@@ -602,12 +638,6 @@ fn an_array_that_is_open_is_neither_opened_again_nor_made_anew_nor_repaired() {
     let array = world.array(false);
     let options = FsOptions::default().without_threads(world.clock.clone());
     let fs = FileSystem::open(Arc::clone(&array), options.clone()).unwrap();
-    let in_use = |what: &str, done: Result<(), Error>| match done {
-        Err(Error::Store(engine::Error::Device(error))) => {
-            assert!(matches!(*error, device::Error::InUse { .. }), "{what}");
-        }
-        other => panic!("{what}: {other:?}"),
-    };
     let open = || FileSystem::open(Arc::clone(&array), options.clone());
     in_use("open", open().map(drop));
     let made = FileSystem::mkfs(&array, &MkfsOptions::default());
