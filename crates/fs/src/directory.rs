@@ -16,6 +16,7 @@ use crate::content::FsNode;
 use crate::data::OpenFile;
 use crate::filesystem::FileSystem;
 use crate::namespace::live_dir;
+use crate::open::check_flags;
 use engine::{Node, NodeRead};
 use std::fmt;
 use std::ops::Deref;
@@ -212,7 +213,7 @@ impl FileSystem {
     }
 
     /// Opens the regular file that a name refers to, and tells its attributes; `flags` as for
-    /// [`FileSystem::open_file`]. A symbolic link is not followed.
+    /// [`FileSystem::open_file`], and with those refused that [`FileSystem::open_path`] refuses. A symbolic link is not followed.
     ///
     /// # Errors
     /// Those of [`FileSystem::lookup`] and [`FileSystem::open_file`]; [`Error::Busy`] when others rename faster than
@@ -223,9 +224,13 @@ impl FileSystem {
         name: &[u8],
         flags: i32,
     ) -> Result<(Attr, Arc<OpenFile>), Error> {
+        check_flags(flags)?;
         let parent = parent.into();
         for _ in 0..LOOKS {
             let attr = self.lookup(parent, name)?;
+            if flags & libc::O_DIRECTORY != 0 && !attr.is_dir() {
+                return Err(Error::NotADirectory);
+            }
             if let Some(opened) = self.open_found(&attr, |ino| self.open_file(ino, flags))? {
                 return Ok(opened);
             }

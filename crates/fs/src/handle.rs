@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 impl FileSystem {
     /// Opens a regular file; `flags` are `O_*`. `O_TRUNC` cuts it first, and takes set-id
-    /// privileges away as a write would.
+    /// privileges away as a write would. The access mode, `O_APPEND`, `O_DIRECT`, `O_DSYNC`, `O_SYNC` and `O_NOATIME` are the handle's; all
+    /// other flags do nothing.
     pub fn open_file(&self, ino: Ino, flags: i32) -> Result<Arc<OpenFile>, Error> {
         let file = self.open_uncut(ino, flags)?;
         if flags & libc::O_TRUNC != 0 {

@@ -34,14 +34,15 @@ impl FileSystem {
     }
 
     /// Opens the regular file that a path leads to from a directory, or from the root if it begins with a slash, and tells its attributes.
-    /// `flags` are `O_*`, as for open(2): with `O_CREAT` a file that is not there is made, with the permission bits of `mode`, also where
-    /// a symbolic link leads, and with `O_EXCL` nothing else is opened; `O_NOFOLLOW` does not follow a link that is the last name. The directories of the path
+    /// `flags` are `O_*`, as for open(2), those that count for [`FileSystem::open_file`] and five more: with `O_CREAT` a file that is not there is made, with the permission bits of `mode`, also where
+    /// a symbolic link leads, and with `O_EXCL` nothing else is opened; `O_NOFOLLOW` does not follow a link that is the last name; `O_DIRECTORY` opens no file, and is refused with `O_CREAT`
+    /// ([`open_dir_path`](Self::open_dir_path) opens directories). `O_PATH`, `O_TMPFILE` and the access mode 3 are refused; other flags do nothing. The directories of the path
     /// must be there. Permissions are the caller's affair: nothing is refused for them. `O_TRUNC` is as for [`FileSystem::open_file_as`].
     ///
     /// What it made is durable after an fsync of the file.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Exists`], [`Error::IsADirectory`] and [`Error::TooManySymlinks`] as open(2) has them; those of
+    /// [`Error::NotFound`], [`Error::Exists`], [`Error::IsADirectory`], [`Error::NotADirectory`] and [`Error::TooManySymlinks`] as open(2) has them; those of
     /// [`FileSystem::stat_at`], [`FileSystem::create`] and [`FileSystem::open_file`]; [`Error::Busy`] when others rename faster than this looks.
     pub fn open_path<'d>(
         self: &Arc<Self>,
@@ -51,6 +52,7 @@ impl FileSystem {
         flags: i32,
         mode: u32,
     ) -> Result<(Attr, Arc<OpenFile>), Error> {
+        check_flags(flags)?;
         let creates = flags & libc::O_CREAT != 0;
         let is_new = creates && flags & libc::O_EXCL != 0;
         let follows = !is_new && flags & libc::O_NOFOLLOW == 0;
@@ -80,6 +82,10 @@ impl FileSystem {
             };
             if is_new {
                 return Err(Error::Exists);
+            }
+            let is_last = !found.is_symlink() || !follows;
+            if flags & libc::O_DIRECTORY != 0 && is_last && !found.is_dir() {
+                return Err(Error::NotADirectory);
             }
             if !found.is_symlink() {
                 match self.open_found(&found, |ino| self.open_file_as(who, ino, flags))? {
@@ -132,6 +138,25 @@ impl FileSystem {
             Err(Error::NotFound) if creates => Error::IsADirectory,
             Err(error) => error,
         }
+    }
+}
+
+/// Refuses what open(2) refuses whatever the path leads to, and what no regular file is opened by.
+pub(crate) fn check_flags(flags: i32) -> Result<(), Error> {
+    let has = |wanted: i32| flags & wanted == wanted;
+    match flags {
+        _ if has(libc::O_ACCMODE) => Err(Error::Invalid("an access mode that is none")),
+        _ if has(libc::O_PATH) => Err(Error::Invalid(
+            "O_PATH: stat_at tells of a file that is not to be opened",
+        )),
+        // It has the bit of O_DIRECTORY.
+        _ if has(libc::O_TMPFILE) => Err(Error::Unsupported(
+            "O_TMPFILE by a path: use FileSystem::tmpfile",
+        )),
+        _ if has(libc::O_CREAT | libc::O_DIRECTORY) => {
+            Err(Error::Invalid("O_CREAT with O_DIRECTORY: use mkdir"))
+        }
+        _ => Ok(()),
     }
 }
 

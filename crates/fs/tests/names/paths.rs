@@ -312,3 +312,47 @@ fn threads_that_open_one_path_open_one_file() {
     }
     fs.close().unwrap();
 }
+
+/// They did nothing: a program took a file for a directory, or found a file without a name in the folder.
+#[test]
+fn flags_that_no_file_is_opened_by_are_refused() {
+    let fs = World::new(1, 64 << 20, 1).open();
+    let who = Caller::root();
+    let dir = mkdir(&fs, ROOT, "dir").ino;
+    touch(&fs, ROOT, "file");
+    fs.symlink(&who, ROOT, b"to-dir", b"dir").unwrap();
+    let open = |path: &str, flags: i32| {
+        let opened = fs.open_path(&who, ROOT, path.as_bytes(), flags, 0o644);
+        opened.map(drop).map_err(|error| error.errno())
+    };
+    let directory = libc::O_DIRECTORY;
+    for (path, flags, why) in [
+        ("file", directory, libc::ENOTDIR),
+        ("dir", directory, libc::EISDIR),
+        ("to-dir", directory, libc::EISDIR),
+        ("to-dir", directory | libc::O_NOFOLLOW, libc::ENOTDIR),
+        ("none", directory, libc::ENOENT),
+        ("none", directory | libc::O_CREAT, libc::EINVAL),
+        ("none", libc::O_CREAT | libc::O_ACCMODE, libc::EINVAL),
+        ("file", libc::O_PATH, libc::EINVAL),
+        ("dir", libc::O_TMPFILE | libc::O_RDWR, libc::EOPNOTSUPP),
+    ] {
+        assert_eq!(open(path, flags), Err(why), "{path} {flags:o}");
+    }
+    let named = |name: &[u8], flags| fs.open_at(ROOT, name, flags).map(drop);
+    let errno = |done: Result<(), Error>| done.map_err(|error| error.errno());
+    assert_eq!(errno(named(b"file", directory)), Err(libc::ENOTDIR));
+    assert_eq!(errno(named(b"file", libc::O_PATH)), Err(libc::EINVAL));
+    open("file", libc::O_RDWR | libc::O_NOFOLLOW).unwrap();
+    let told = fs.open_path(&who, dir, b".", libc::O_TMPFILE | libc::O_RDWR, 0o600);
+    let told = told.map(drop).unwrap_err().to_string();
+    assert!(told.contains("tmpfile"), "{told}");
+    let mut names = 0;
+    fs.readdir(ROOT, 0, &mut |_| {
+        names += 1;
+        true
+    })
+    .unwrap();
+    assert_eq!(names, 5, "with . and ..");
+    fs.close().unwrap();
+}
