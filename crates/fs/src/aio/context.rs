@@ -143,7 +143,24 @@ struct Pending {
     tries: u8,
 }
 
-/// See the module's head.
+/// Up to so many requests in flight at a time, of one owner: made by [`FileSystem::io_context`], as many as are wanted, and handed from thread to
+/// thread as one likes.
+///
+/// [`submit`](Self::submit) takes [`Request`]s as long as there is room, each with its memory and its file, and does not wait for devices: reads, and direct writes over blocks that
+/// the file has, are handed to these, and whatever else has to wait is for a thread of a pool. Up to 65,536 requests are a context's depth; a device has
+/// 256 transfers of it at a time at most, and the rest wait in the context.
+/// Requests in flight have no order among each other: who needs one waits for the first before it submits the second.
+///
+/// Each request that was taken is completed once, by [`poll`](Self::poll), which does not wait, or by [`wait`](Self::wait): as a [`Completion`] that has the memory again, or by
+/// the callback that it was [submitted with](Self::submit_with). Callbacks are called in whoever polls or waits, and may submit. Nobody has to ask: other
+/// calls, syncs and the end of the file system do not wait for an owner who never does.
+///
+/// Errors are those that the plain calls have, in [`Completion::result`]; [`Error::Cancelled`] of a read that was [cancelled](Self::cancel) or whose handle was
+/// [closed](FileSystem::close_file) meanwhile, [`Error::BadHandle`] of a handle that was closed before. A write that failed and that nobody was told of is
+/// reported by the file's next sync.
+///
+/// Dropped, it cancels reads, waits for writes and syncs, and completes nothing: no callback is called. So a drop blocks while a device that has one of its writes, or a read that
+/// cannot be cancelled, does not answer.
 pub struct IoContext {
     shared: Arc<Shared>,
     depth: usize,
@@ -372,7 +389,7 @@ impl IoContext {
         });
         let mut completed = 0;
         loop {
-            let rung = self.bell.rung();
+            let (bell, rung) = (Arc::as_ptr(&self.bell), self.bell.rung());
             completed += self.complete(Start::ByWait, |done| out.push(done.hand_over()));
             let left = end
                 .as_ref()
@@ -383,7 +400,10 @@ impl IoContext {
                 inner.queues.ring();
                 return completed;
             }
-            inner.sleep(false, rung, left);
+            // A callback may have put another context here: how often that one's bell was rung nobody has looked yet.
+            if Arc::as_ptr(&self.bell) == bell {
+                inner.sleep(false, rung, left);
+            }
         }
     }
 
@@ -856,5 +876,41 @@ mod tests {
         drop(context);
         assert!(threads.upgrade().is_none(), "they end with the context");
         drop(lands);
+    }
+
+    /// It slept until its patience was over: it waited for the new context's bell to be rung more often than the old one's had been.
+    #[test]
+    fn who_waits_for_a_context_that_a_callback_replaced_sees_what_had_ended_in_the_new_one() {
+        let fs = fresh();
+        let who = crate::Caller::root();
+        let made = fs.create(&who, crate::ROOT, b"file", 0o600, libc::O_RDWR);
+        let (_, file) = made.unwrap();
+        let [mut first, mut second] = [0, 1].map(|_| fs.io_context(4).unwrap());
+        // Both bells are rung once.
+        let until_rung = |context: &mut IoContext| {
+            while context.bell().rung() == 0 {
+                context.sleep_or_ring(0);
+            }
+        };
+        let fsync = || Request::Fsync {
+            file: Arc::clone(&file),
+            data_only: false,
+        };
+        assert_eq!(second.submit(&mut vec![(2, fsync())]), 1);
+        until_rung(&mut second);
+        let bell = Arc::clone(second.bell());
+        let replace = |context: &mut IoContext, _| drop(std::mem::replace(context, second));
+        first.submit_with(fsync(), replace).unwrap();
+        until_rung(&mut first);
+        assert_eq!(first.bell().rung(), bell.rung());
+        let (tell, told) = std::sync::mpsc::channel();
+        let thread = base::thread::spawn("waits", move || {
+            let mut out = Vec::new();
+            first.wait(2, &mut out, None);
+            tell.send(out.len()).unwrap();
+        });
+        let done = told.recv_timeout(Duration::from_secs(60));
+        assert_eq!(done, Ok(1), "beside the one of the callback");
+        thread.unwrap().join().unwrap();
     }
 }
