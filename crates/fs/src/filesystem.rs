@@ -121,7 +121,9 @@ impl Default for MkfsOptions {
 ///
 /// It ends well by [`close`](FileSystem::close). A drop without that is as a crash: what was synced or committed is there at the next
 /// [`open`](FileSystem::open), which recovers it, and of the rest what happened to be written. After either, the devices stay
-/// claimed until nobody has it any more, nor an open file or directory, a context or a future of it.
+/// claimed until nobody has it any more, nor an open file or directory, a context or a future of it. Where a future was ever used and it ends without
+/// [`close`](FileSystem::close), a thread of it lets go last, some milliseconds after whoever dropped it: who opens the devices again then does so by
+/// [`open_when_free`](crate::array::open_when_free).
 pub struct FileSystem {
     pub(crate) store: Arc<Store<FsNode>>,
     pub(crate) files: Arc<Files>,
@@ -149,7 +151,7 @@ impl FileSystem {
     /// writes them last, so that an interrupted mkfs leaves nothing that opens.
     ///
     /// # Errors
-    /// [`device::Error::InUse`] while a file system is open on the array, as for [`open`](Self::open); those of writing.
+    /// [`device::Error::InUse`] while a file system is open on the array's devices, as for [`open`](Self::open); those of writing.
     pub fn mkfs(array: &Arc<Array>, options: &MkfsOptions) -> Result<(), Error> {
         let store_options = StoreOptions {
             background: false,
@@ -186,7 +188,7 @@ impl FileSystem {
     /// the threads, and its memory is a copy whose state the devices do not follow. Fork first, and open in one process.
     ///
     /// # Errors
-    /// [`device::Error::InUse`] while the array is open for writing, or is being made or repaired: it may be opened read-only then,
+    /// [`device::Error::InUse`] while the array, or another one over one of its devices, is open for writing, or is being made or repaired: it may be opened read-only then,
     /// which shows what the devices have. [`Error::NoRoom`], before anything is written. Damage, what a device fails to do, and [`device::Error::Threads`] and the like.
     pub fn open(array: Arc<Array>, options: FsOptions) -> Result<Arc<FileSystem>, Error> {
         let key = array.label().hash_key;
@@ -277,7 +279,8 @@ impl FileSystem {
     /// fails. The file system changes no more, whatever the outcome. Calling it again waits for that, and returns the same.
     ///
     /// # Errors
-    /// [`Error::Busy`] in a waker, while another thread is at it. As those of [`sync`](Self::sync): what was synced, and no more, is sure to be there after the next open.
+    /// [`Error::Busy`] in a waker, while another thread is at it. After a device's fault a flush of a sync that was under way may still be sent when this returns; nothing is
+    /// written. As those of [`sync`](Self::sync): what was synced, and no more, is sure to be there after the next open.
     pub fn close(&self) -> Result<(), Error> {
         let mut ended = match self.driver.is_ours() {
             // Whoever is at it may be waiting for this thread.

@@ -182,7 +182,8 @@ impl Report {
 }
 
 /// Checks a file system from end to end. Damage is never an error of this function: what cannot
-/// even be opened is a report with a [`Severity::Fatal`] finding.
+/// even be opened is a report with a [`Severity::Fatal`] finding. No file system may be open for writing on the array meanwhile,
+/// in this process or another: what is being changed looks damaged.
 ///
 /// # Errors
 /// What is not the devices' fault: a thread that cannot be started, say.

@@ -263,7 +263,8 @@ impl<'fs> Transaction<'fs> {
     /// a caller without privileges takes set-id bits and capabilities away with it.
     ///
     /// # Errors
-    /// [`Error::NoSpace`], with nothing staged of this call, unless a part of it, or more than 8 MiB before it, was: then the transaction can only be dropped. Those of a file that is
+    /// [`Error::NoSpace`], with nothing staged of this call: the transaction goes on, and can be committed, with exactly what was staged before. But a call of more than 8 MiB may be
+    /// staged in part, and what goes to blocks may find no room there after all: then [`commit`](Self::commit) fails with that error, and the transaction can only be dropped. Those of a file that is
     /// not there or is none. [`Error::TransactionTooLarge`] also when there are more than 64 MiB of pages that were written in part.
     pub fn write(&mut self, ino: Ino, offset: u64, data: &[u8]) -> Result<(), Error> {
         if data.is_empty() {
