@@ -113,11 +113,12 @@ impl Array {
     /// For who has the devices to himself.
     ///
     /// # Errors
-    /// Those of the devices: what was written until then is as if it had been cut off.
+    /// [`Error::InUse`] while somebody [writes](Self::writer) to one of the devices. Those of the devices: what was written until then is as if it had been cut off.
     pub fn with_identity(mut self, new: Identity) -> Result<Array, Error> {
         if self.read_only {
             return Err(Error::ReadOnly);
         }
+        let _writer = self.writer()?;
         let old = self.identity();
         // Invariant 3.
         self.mark_all_unflushed();

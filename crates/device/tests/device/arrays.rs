@@ -255,6 +255,8 @@ fn one_at_a_time_writes_to_devices_whatever_arrays_they_are_in() {
     for other in others() {
         in_use(other.writer().map(drop), "sim5");
         in_use(other.write_labels(), "sim5");
+        let same = other.identity();
+        in_use(other.with_identity(same).map(drop), "sim5");
     }
     let members = sims.members();
     let made = Array::create(members, plan(&UNEQUAL, 4096), "other", [1; 16], [7; 16]);
