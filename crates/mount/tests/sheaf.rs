@@ -809,11 +809,10 @@ fn the_handle_of_a_file_that_is_removed_is_stale_at_once() {
     for i in 0..300 {
         let path = m.path(&format!("f{i}"));
         let name = c_path(&path);
-        // SAFETY: the name ends with zero. Nobody opens the file, so the kernel has nothing of it once it is removed.
-        assert_eq!(
-            unsafe { libc::mknod(name.as_ptr(), libc::S_IFREG | 0o644, 0) },
-            0
-        );
+        // Nobody opens the file, so the kernel has nothing of it once it is removed.
+        // SAFETY: the name ends with zero.
+        let made = unsafe { libc::mknod(name.as_ptr(), libc::S_IFREG | 0o644, 0) };
+        assert_eq!(made, 0);
         let mut handle = Handle::of(&path);
         fs::remove_file(&path).unwrap();
         let error = handle.open(&m, libc::O_PATH).expect_err("it is removed");
