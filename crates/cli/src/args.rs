@@ -150,7 +150,7 @@ pub struct Mount {
 /// Unmount a file system
 ///
 /// Returns when everything is on the devices and the daemon is gone. A mount whose daemon
-/// died is cleaned away, and the exit status says that not everything was written.
+/// died is cleaned away, and the exit status says that not everything may be written.
 #[derive(Args, Debug)]
 #[command(
     after_help = "Exit status: 0 unmounted, and without --lazy and --force everything is on the devices; 8 not unmounted, or \

@@ -228,7 +228,8 @@ fn check_replaceable(path: &Path) -> Result<(), Failure> {
         Ok(meta) if meta.is_file() && meta.len() <= PID_BYTES_MAX => {
             std::fs::read(path).map(|text| {
                 let mut text = text.iter();
-                text.all(|byte| byte.is_ascii_digit() || byte.is_ascii_whitespace())
+                // Zeros are what a power loss may leave of one.
+                text.all(|byte| *byte == 0 || byte.is_ascii_digit() || byte.is_ascii_whitespace())
             })
         }
         looked => looked.map(|_| false),
@@ -237,7 +238,7 @@ fn check_replaceable(path: &Path) -> Result<(), Failure> {
         Ok(true) => Ok(()),
         Ok(false) => Err(Failure::usage(format!(
             "the pid file {at} cannot be written: what is there is no pid file (empty, or a number), and stays as it is: name another file for \
-             --pid-file, whose value may have been forgotten, or remove it"
+             --pid-file, whose value may have been forgotten"
         ))),
         Err(error) => Err(Failure::new(format!(
             "the pid file {at} cannot be written: {error}"

@@ -373,6 +373,7 @@ fn prepare_process(
 ) -> Result<(Option<PidFile>, Option<Arc<File>>), Failure> {
     let (given, _) = places(args)?;
     for (option, path) in named_files(args) {
+        spared::check(option, path)?;
         spared::check_beside_given(option, path, given)?;
     }
     // Where it is now: a daemon goes to the root folder.

@@ -130,8 +130,8 @@ pub enum Error {
     )]
     StillMounted { mountpoint: PathBuf, other: PathBuf },
     #[error(
-        "what was mounted at {mountpoint:?} is taken away, but its daemon had died: what was not synced before that is lost; the next mount \
-         recovers what was"
+        "what was mounted at {mountpoint:?} is taken away, but nobody served it any more: its daemon had died, or the connection to it was broken off. What \
+         was not synced may be lost; the next mount recovers what was"
     )]
     DaemonDied { mountpoint: PathBuf },
     #[error("unmounted, but not everything was written: {0}")]

@@ -450,13 +450,16 @@ pub fn is_stale_mount(mountpoint: &Path) -> Result<bool, Error> {
 /// look at attributes would not tell, because those are still cached.
 fn is_dead(mountpoint: &Path) -> Result<bool, Error> {
     let probed = sys::probe(&c_string(mountpoint.as_os_str())?);
-    Ok(probed.is_err_and(|error| {
-        matches!(
-            error.raw_os_error(),
-            // The last: by the rings of a daemon that is just going.
-            Some(libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED)
-        )
-    }))
+    Ok(probed.is_err_and(|error| is_of_dead(&error)))
+}
+
+/// What a mount whose daemon has died answers to everything.
+fn is_of_dead(error: &std::io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        // The last: by the rings of a daemon that is just going.
+        Some(libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED)
+    )
 }
 
 /// What is mounted at `mountpoint`, without asking whoever serves it.
@@ -487,7 +490,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// long.
 ///
 /// # Errors
-/// [`Error::DaemonDied`] when its daemon had died; the mount is taken away then.
+/// [`Error::DaemonDied`] when its daemon had died, or the connection to it was broken off; the mount is taken away then.
 /// [`Error::NotWritten`] when the mount is gone, but the daemon could not write everything;
 /// [`Error::StillMounted`] when it is gone from here, but not from everywhere.
 pub fn unmount(mountpoint: &Path, still_waiting: &dyn Fn(u32)) -> Result<(), Error> {
@@ -497,14 +500,18 @@ pub fn unmount(mountpoint: &Path, still_waiting: &dyn Fn(u32)) -> Result<(), Err
     };
     let (resolved, found) = fuse_mount(mountpoint)?;
     let unmounter = Unmounter::new(resolved.clone());
-    if is_dead(&resolved)? {
+    // What is on the devices nobody can tell.
+    let take_away_dead = || {
         unmounter.unmount(Insist::Lazy)?;
-        // What is on the devices nobody can tell.
-        return Err(Error::DaemonDied {
-            mountpoint: resolved,
-        });
+        Err(Error::DaemonDied {
+            mountpoint: resolved.clone(),
+        })
+    };
+    if is_dead(&resolved)? {
+        return take_away_dead();
     }
     let root = match File::open(&resolved) {
+        Err(error) if is_of_dead(&error) => return take_away_dead(),
         // Somebody else's, who lets not even root in. The kernel waits until the daemon has
         // closed its file system, but how that went is in its log only.
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
@@ -513,9 +520,10 @@ pub fn unmount(mountpoint: &Path, still_waiting: &dyn Fn(u32)) -> Result<(), Err
         root => root.map_err(at)?,
     };
     // A mount of another kind, or by an older daemon, is unmounted without waiting.
-    let pid = sys::ioctl_u32(root.as_fd(), IOC_DAEMON_PID)
-        .ok()
-        .filter(|&pid| pid != std::process::id());
+    let pid = match sys::ioctl_u32(root.as_fd(), IOC_DAEMON_PID) {
+        Err(error) if is_of_dead(&error) => return take_away_dead(),
+        pid => pid.ok().filter(|&pid| pid != std::process::id()),
+    };
     // In another namespace of processes the daemon's number is somebody else's, as is ours there.
     let caller = sys::ioctl_u32(root.as_fd(), IOC_CALLER);
     let hidden = caller.is_ok_and(|caller| caller != sys::thread_id());

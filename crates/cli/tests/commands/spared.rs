@@ -47,6 +47,7 @@ fn a_device_that_comes_in_place_of_a_forgotten_value_stays_as_it_is() {
                     .exits(USAGE)
                     .says(option)
                     .says(name.to_str().unwrap())
+                    .says("this is a device of")
                     .says("forgotten");
             }
         }

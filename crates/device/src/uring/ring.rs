@@ -85,6 +85,8 @@ struct Slot {
     part: Option<Part>,
     done: usize,
     retries: u8,
+    /// It has been [given back](is_given_back).
+    was_given_back: bool,
     way: Way,
     cancelled: bool,
     /// With what it has in common how long it takes, and when it was pushed, if its time is taken.
@@ -447,11 +449,7 @@ impl Ring {
         let left = part.segment.len() - slot.done;
         let result = match usize::try_from(result) {
             _ if slot.way == Way::Call && slot.cancelled => Err(cancelled()),
-            _ if slot.way == Way::Call => {
-                // A call tells nothing of how long a ring takes.
-                slot.pushed = None;
-                threads::perform_part(device, part)
-            }
+            _ if slot.way == Way::Call => by_call(device, part, &mut slot.pushed),
             Ok(moved) => {
                 let read = part.kind == Kind::Read;
                 match threads::usable_progress(moved, left, device.logical_block(), read) {
@@ -467,27 +465,28 @@ impl Ring {
             Err(_) if slot.cancelled && is_passing(-result) => Err(cancelled()),
             // It cannot at once, or knows no such way of this file.
             Err(_) if slot.way == Way::AtOnce && is_refusal(-result) => {
-                threads::perform_part(device, part)
+                by_call(device, part, &mut slot.pushed)
             }
             // The first time it may have been asked by a thread that has ended.
             Err(_)
                 if is_given_back(part.kind, -result)
-                    && (slot.retries > 0 || self.workers.lacked(clock::now_ns)) =>
+                    && (slot.was_given_back || self.workers.lacked(clock::now_ns)) =>
             {
                 self.workers.tell_lack(clock::now_ns);
-                threads::perform_part(device, part)
+                by_call(device, part, &mut slot.pushed)
             }
             Err(_) if is_passing(-result) => {
+                slot.was_given_back |= is_given_back(part.kind, -result);
                 slot.retries += 1;
                 if slot.retries < RETRIES_MAX {
                     self.again.push(index);
                     return None;
                 }
-                threads::perform_part(device, part)
+                by_call(device, part, &mut slot.pushed)
             }
             // The device has no such queues any more.
             Err(_) if self.sort == Sort::Polled && result == -libc::EOPNOTSUPP => {
-                threads::perform_part(device, part)
+                by_call(device, part, &mut slot.pushed)
             }
             Err(_) => Err(io::Error::from_raw_os_error(-result)),
         };
@@ -655,6 +654,16 @@ fn is_passing(error: i32) -> bool {
         error,
         libc::EINTR | libc::EAGAIN | libc::ECANCELED | libc::EFAULT
     )
+}
+
+/// Does a part by a call, which tells nothing of how long a ring takes.
+fn by_call(
+    device: &FileDevice,
+    part: &mut Part,
+    pushed: &mut Option<(Class, u64)>,
+) -> io::Result<()> {
+    *pushed = None;
+    threads::perform_part(device, part)
 }
 
 /// The kernel should have done this by a thread of its own, and nothing of it is done.

@@ -47,9 +47,8 @@ impl Workers {
     pub fn tell_lack(&self, now_ns: impl Fn() -> u64) {
         if self.note_lack(now_ns) {
             tracing::warn!(
-                "the kernel can start no thread for what io_uring should flush or write: this process, its user or its control group has as many as it may \
-                 have (pids.max; TasksMax of systemd, --pids-limit of docker, ulimit -u). Meanwhile that is done by calls, as with io=threads; raise the \
-                 limit"
+                "the kernel seems to have no thread for what io_uring should flush or write: this process, its user or its control group may have as many as it \
+                 is allowed (pids.max; TasksMax of systemd, --pids-limit of docker, ulimit -u). Meanwhile that is done by calls, as with io=threads; raise the limit"
             );
         }
     }

@@ -389,7 +389,7 @@ impl IoContext {
         });
         let mut completed = 0;
         loop {
-            let (bell, rung) = (Arc::as_ptr(&self.bell), self.bell.rung());
+            let (bell, rung) = (Arc::clone(&self.bell), self.bell.rung());
             completed += self.complete(Start::ByWait, |done| out.push(done.hand_over()));
             let left = end
                 .as_ref()
@@ -401,7 +401,7 @@ impl IoContext {
                 return completed;
             }
             // A callback may have put another context here: how often that one's bell was rung nobody has looked yet.
-            if Arc::as_ptr(&self.bell) == bell {
+            if Arc::ptr_eq(&self.bell, &bell) {
                 inner.sleep(false, rung, left);
             }
         }

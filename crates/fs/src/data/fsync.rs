@@ -371,9 +371,6 @@ impl Files {
             op.commit_noting(|epoch| {
                 let mut meta = state.meta.lock();
                 meta.times_logged = meta.times_logged.max(epoch);
-                if meta.owed.is_some() {
-                    meta.changed = meta.changed.max(epoch);
-                }
             });
         }
         let now_ns = self.now_ns();

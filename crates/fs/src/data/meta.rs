@@ -201,14 +201,19 @@ impl Meta {
         self.read_until = None;
     }
 
-    /// Something was changed otherwise than by writing over it, or found to be so already.
+    /// Something was changed otherwise than by writing over it, or found to be so already. A record of times alone that has the change's
+    /// is one that the next sync waits for.
     pub fn owe_times(&mut self) {
-        self.owed = self.times.ctime;
+        match self.times.ctime {
+            Some(time) => self.owed = Some(time),
+            None => self.changed = self.changed.max(self.times_logged),
+        }
     }
 
     /// Times as logged are no longer ahead, unless they moved on meanwhile.
     pub fn logged_times(&mut self, logged: NewTimes) {
-        if logged.ctime >= self.owed {
+        if self.owed.is_some() && logged.ctime >= self.owed {
+            self.changed = self.changed.max(self.times_logged);
             self.owed = None;
         }
         if self.times.sets != logged.sets {

@@ -482,7 +482,11 @@ fn write(
 
 fn unfinished(error: &Error, in_doubt: bool) -> Outcome {
     let remedy = match error {
-        Error::Store(engine::Error::Device(_)) => RESCUE,
+        Error::Store(engine::Error::Device(error)) => match **error {
+            // Somebody came between two steps.
+            device::Error::InUse { .. } => REPEAT,
+            _ => RESCUE,
+        },
         _ => REPEAT,
     };
     Outcome::Unfinished {

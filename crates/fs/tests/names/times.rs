@@ -367,6 +367,25 @@ fn what_changes_nothing_of_a_file_has_its_time_synced_all_the_same() {
     }
 }
 
+/// The last close of another handle has logged the very time, and left the commit to others.
+#[test]
+fn a_change_within_the_tick_in_which_its_time_was_logged_is_synced() {
+    let mut m = Ticking::persisting(Duration::from_secs(1));
+    let file = m.durable_file(b"f");
+    let ino = file.ino();
+    m.overwrite(&file, 1);
+    m.tick();
+    let direct = m.open_file(ino, libc::O_RDWR | libc::O_DIRECT).unwrap();
+    m.fs.write(&direct, 0, &[2; 4096]).unwrap();
+    drop(direct);
+    m.truncate(&Caller::root(), ino, 4096).unwrap();
+    m.fs.fsync(&file, false).unwrap();
+    let shown = m.getattr(ino).unwrap();
+    drop(file);
+    m.crash();
+    assert_eq!(times(&m.stat(ino)), times(&shown));
+}
+
 #[test]
 fn a_short_interval_needs_no_other_commit() {
     for interval in [Duration::from_millis(1), Duration::from_millis(10)] {
