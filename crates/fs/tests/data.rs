@@ -275,6 +275,7 @@ fn stat_shows_size_and_time_of_a_write_at_once() {
     assert_eq!(fs.getattr(attr.ino).unwrap().mtime.sec(), 77);
     drop(file);
     fs.close().unwrap();
+    drop(fs);
     let fs = world.open();
     assert_eq!(fs.getattr(attr.ino).unwrap().mtime.sec(), 77);
     fs.close().unwrap();
@@ -322,6 +323,7 @@ fn a_large_fragmented_file_is_sound_through_growth_punches_and_truncation() {
     }
     drop(file);
     fs.close().unwrap();
+    drop(fs);
     world.check();
     let fs = world.open();
     fs.unlink(&Caller::root(), ROOT, b"big").unwrap();

@@ -419,6 +419,7 @@ mod tests {
         let crowd = Crowd::prepare(&fs).unwrap();
         let names = crowd.all_with(Vec::new());
         fs.close().unwrap();
+        drop(fs);
         are_there(&machine, &names).unwrap();
         let (mut fewer, mut more, mut others) = (names.clone(), names.clone(), names);
         fewer.pop_first();

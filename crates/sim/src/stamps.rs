@@ -435,6 +435,8 @@ impl World {
         self.things.iter_mut().for_each(|thing| thing.open = None);
         self.fs.close().map_err(|e| e.to_string())?;
         self.all_durable();
+        let devices = self.machine.devices.iter();
+        self.machine.devices = devices.map(|device| device.reopen()).collect();
         self.fs = self.machine.open().map_err(|e| e.to_string())?;
         self.open_files()?;
         self.look_at_all()

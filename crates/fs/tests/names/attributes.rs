@@ -295,6 +295,7 @@ fn a_time_that_there_is_not_is_the_last_of_its_second() {
     }
     fs.sync().unwrap();
     fs.close().unwrap();
+    drop(fs);
     let fs = world.open();
     let attr = fs.lookup(ROOT, b"f").unwrap();
     for time in [attr.atime, attr.mtime] {

@@ -19,10 +19,10 @@ fn a_file_that_is_being_deleted_is_not_found_by_its_handle() {
     let looked = || ops.lookup(&Context::default(), attr.ino.0, b".");
     looked().unwrap();
     fs.unlink(&who, fs::ROOT, b"f").unwrap();
-    looked().unwrap();
+    assert_eq!(looked().unwrap_err().0, libc::ESTALE);
     // Its deletion stops before the inode goes, as nothing is changed from now on.
     fs.close().unwrap();
-    ops.forget(attr.ino.0, 2);
+    ops.forget(attr.ino.0, 1);
     assert!(fs.getattr(attr.ino).is_ok());
     assert_eq!(looked().unwrap_err().0, libc::ESTALE);
 }
