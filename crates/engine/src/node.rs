@@ -7,6 +7,7 @@
 //! 3. What becoming clean gives back is what was charged while the cell was dirty.
 
 mod cache;
+mod groups;
 mod map;
 mod seekers;
 #[cfg(test)]
@@ -346,6 +347,15 @@ impl<C: Content> Node<C> {
     #[inline]
     pub fn read(&self) -> Result<NodeRead<C>, Error> {
         self.clone().into_read()
+    }
+
+    /// What `look` finds in the node; `None` also where that would take a wait, or counts.
+    #[inline]
+    pub fn glance<R>(&self, look: impl FnOnce(&C) -> Option<R>) -> Option<R> {
+        match &self.0.try_read_again()?.body {
+            Body::User(content) => look(content),
+            _ => None,
+        }
     }
 
     /// [`Node::read`] for who needs the reference no more.

@@ -435,6 +435,27 @@ impl<C: Content> Store<C> {
         }
     }
 
+    /// Asks for the memory in which the reference to a node lies, for who will look for the node after doing something else. A hint.
+    #[inline]
+    pub fn ask(&self, nid: Nid) {
+        self.nodes.ask(nid);
+    }
+
+    /// Asks for the memory of a node that will be changed, for who has let its reference come ([`ask`](Self::ask)). A hint; false: the node is
+    /// not in memory.
+    #[inline]
+    pub fn ask_node(&self, nid: Nid) -> bool {
+        self.nodes.ask_node(nid)
+    }
+
+    /// [`get_to_change`](Self::get_to_change), if the node is in memory.
+    #[inline]
+    pub fn at_hand(&self, nid: Nid) -> Option<Node<C>> {
+        let usable = nid.0 < SPACE_MAP_FIRST && self.unreplayed.is_empty();
+        let found = usable.then(|| self.nodes.get_to_change(nid))?;
+        Some(Node(Handle::common(found?)))
+    }
+
     /// [`get`](Self::get) for a node that one core at a time has to do with, as whoever asks changes it mostly:
     /// nothing is kept for the caller's core.
     #[inline]

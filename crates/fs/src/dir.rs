@@ -8,9 +8,10 @@
 //! 3. The inode's `size` counts the names, "." and ".." not included.
 
 use crate::content::{Inode, Link, Name, NameList};
-use crate::list::{self, Addition, Seen, Spot};
+use crate::list::{self, Addition, Listed, Seen, Spot};
+use crate::tree::Ahead;
 use crate::{Error, Ino, content::FsNode};
-use engine::{Op, Slot, Store};
+use engine::{Node, Op, Slot, Store};
 use format::dir::{COLLISION_BITS, HASH_BITS, NAME_MAX};
 use siphasher::sip::SipHasher13;
 use std::hash::Hasher;
@@ -125,13 +126,14 @@ pub fn find(store: &Store<FsNode>, dir: &Inode, name: Wanted<'_>) -> Result<Opti
     list::find::<Name>(store, dir, name.first, |n| name.is(n.name))
 }
 
-/// Looks a name up, and tells where; the directory is locked at least shared.
+/// Looks a name up, and tells where; the directory is locked at least shared. `ahead` is what [`look_ahead`] told of the name.
 pub fn look(
     store: &Store<FsNode>,
     dir: &Inode,
     name: Wanted<'_>,
+    ahead: Option<Ahead>,
 ) -> Result<(Option<Link>, Seen), Error> {
-    list::look::<Name>(store, dir, name.first, |n| name.is(n.name))
+    list::look::<Name>(store, dir, name.first, ahead, |n| name.is(n.name))
 }
 
 /// [`spot`] for a name that was looked up in the same directory before.
@@ -142,6 +144,40 @@ pub fn spot_seen(
     seen: &Seen,
 ) -> Result<Spot<Name>, Error> {
     list::spot_seen::<Name>(op, dir, name.first, seen, |n| name.is(n.name))
+}
+
+/// Tells where names are going to be looked for, and has the memory of that come; see [`list::look_ahead`].
+#[inline]
+pub fn look_ahead<const N: usize>(
+    store: &Store<FsNode>,
+    dir: &Node<FsNode>,
+    names: [Wanted<'_>; N],
+) -> [Option<Ahead>; N] {
+    let ahead = dir.glance(|node| {
+        let inode = node.inode().ok()?;
+        inode.root(Name::TREE)?;
+        Some(names.map(|name| list::look_ahead::<Name>(store, inode, name.first)))
+    });
+    ahead.unwrap_or([None; N])
+}
+
+/// [`spot`] in two steps, as [`list::place`].
+pub fn place(
+    op: &mut Op<'_, FsNode>,
+    dir: Slot,
+    name: Wanted<'_>,
+    ahead: Option<Ahead>,
+) -> Result<Spot<Name>, Error> {
+    list::place::<Name>(op, dir, name.first, ahead)
+}
+
+/// Looks for the name in its place, the second step.
+pub fn sought(
+    op: &Op<'_, FsNode>,
+    spot: Spot<Name>,
+    name: Wanted<'_>,
+) -> Result<Spot<Name>, Error> {
+    spot.sought(op, |n| name.is(n.name))
 }
 
 /// Locks the place of a name in a directory that the operation holds.

@@ -133,7 +133,7 @@ pub struct FileSystem {
     pub(crate) cookies: Cookies,
     /// Held by a rename that moves a directory to another parent (R13).
     pub(crate) renames: Mutex<()>,
-    pub(crate) orphans: OrphanSet,
+    pub(crate) orphans: Arc<OrphanSet>,
     /// Inodes that listings come to next.
     pub(crate) listings: Arc<Ahead>,
     /// For requests that need not be waited for.
@@ -216,15 +216,15 @@ impl FileSystem {
             hash,
             ended: Mutex::new(rank::FILE_SYSTEM_END, None),
             renames: Mutex::new(rank::RENAME, ()),
-            orphans: OrphanSet::new(),
+            orphans: Arc::new(OrphanSet::new()),
             listings: Arc::new(Ahead::new()),
             workers: Workers::default(),
             driver: Driver::default(),
             atomic: AtomicCounts::new(options.atomic_bytes.unwrap_or(ALL_BYTES_MAX)),
             recovery,
         });
-        let owner: Weak<FileSystem> = Arc::downgrade(&fs);
-        fs.files.set_owner(owner);
+        let deleter: Weak<FileSystem> = Arc::downgrade(&fs);
+        fs.files.set_owner(Arc::clone(&fs.orphans), deleter);
         if let Err(error) = fs.start(options.store.background) {
             // Its threads would have the devices for a while yet.
             if let Err(besides) = fs.close() {

@@ -18,7 +18,7 @@ use crate::content::leaf::{Elements, InLeaf, Pick, View};
 use crate::content::{
     Body, Child, Delta, FsNode, Inode, Name, NameList, Orphan, Root, TreeId, Xattr,
 };
-use crate::tree::{self, FreshNid, Growth, Leaf, Path, Purpose, Removal};
+use crate::tree::{self, Ahead, FreshNid, Growth, Leaf, Path, Purpose, Removal};
 use base::tight::limit;
 use engine::{Op, Slot, Store};
 use format::Damage;
@@ -150,21 +150,23 @@ pub fn pick<T: Listed>(
 #[derive(Debug, Default)]
 pub struct Seen(Option<(Leaf, u64)>);
 
-/// Looks for an element of a group, to change it, and tells where; the inode is locked at least shared.
+/// Looks for an element of a group, to change it, and tells where; the inode is locked at least shared. `ahead` is what was told of the
+/// group in this very inode.
 pub fn look<T: Listed>(
     store: &Store<FsNode>,
     inode: &Inode,
     first: u64,
+    ahead: Option<Ahead>,
     wanted: impl Fn(View<'_, T>) -> bool,
 ) -> Result<(Option<T::Found>, Seen), Error> {
-    look_for::<T>(store, inode, first, Purpose::Change, wanted)
+    look_for::<T>(store, inode, first, (Purpose::Change, ahead), wanted)
 }
 
 fn look_for<T: Listed>(
     store: &Store<FsNode>,
     inode: &Inode,
     first: u64,
-    purpose: Purpose,
+    (purpose, ahead): (Purpose, Option<Ahead>),
     wanted: impl Fn(View<'_, T>) -> bool,
 ) -> Result<(Option<T::Found>, Seen), Error> {
     match inode.root(T::TREE) {
@@ -173,7 +175,7 @@ fn look_for<T: Listed>(
             Seen::default(),
         )),
         Some(root) => {
-            let (node, leaf) = tree::read_leaf(store, inode, root, first, purpose)?;
+            let (node, leaf) = tree::read_leaf(store, inode, root, first, purpose, ahead)?;
             let found = pick::<T>(T::in_leaf(&node)?, first, wanted);
             let version = node.version();
             Ok((found, Seen(Some((leaf, version)))))
@@ -196,7 +198,7 @@ pub fn find<T: Listed>(
     });
     match seen {
         Some(found) => Ok(found),
-        None => Ok(look_for::<T>(store, inode, first, Purpose::Read, wanted)?.0),
+        None => Ok(look_for::<T>(store, inode, first, (Purpose::Read, None), wanted)?.0),
     }
 }
 
@@ -211,7 +213,7 @@ pub fn run_from<T: Listed>(
     match inode.root(T::TREE) {
         None => Ok((tail(T::in_inode(inode)?), None)),
         Some(root) => {
-            let (node, leaf) = tree::read_leaf(store, inode, root, from, Purpose::Read)?;
+            let (node, leaf) = tree::read_leaf(store, inode, root, from, Purpose::Read, None)?;
             Ok((tail(T::in_leaf(&node)?), leaf.high))
         }
     }
@@ -238,7 +240,7 @@ pub fn find_each<T: Listed>(
             found.push(pick(T::in_inode(inode)?, found.len()));
             continue;
         };
-        let (node, leaf) = tree::read_leaf(store, inode, root, first, Purpose::Read)?;
+        let (node, leaf) = tree::read_leaf(store, inode, root, first, Purpose::Read, None)?;
         let list = T::in_leaf(&node)?;
         let ends = |first: &u64| leaf.high.is_some_and(|high| *first >= high);
         let rest = firsts[found.len()..].iter();
@@ -263,6 +265,12 @@ pub struct Spot<T: InLeaf> {
     pub found: Option<T::Found>,
 }
 
+/// Tells where a group is going to be looked for; see [`tree::look_ahead`]. The inode is locked at least shared.
+#[inline]
+pub fn look_ahead<T: Listed>(store: &Store<FsNode>, inode: &Inode, first: u64) -> Option<Ahead> {
+    tree::look_ahead(store, inode, inode.root(T::TREE)?, first)
+}
+
 /// Locks the place of a group in a list. An operation that shares the inode and needs two
 /// places does so in the order of their inodes and keys, and plans afterwards.
 pub fn spot<T: Listed>(
@@ -271,7 +279,24 @@ pub fn spot<T: Listed>(
     first: u64,
     wanted: impl Fn(View<'_, T>) -> bool,
 ) -> Result<Spot<T>, Error> {
-    spot_seen::<T>(op, inode, first, &Seen::default(), wanted)
+    place::<T>(op, inode, first, None)?.sought(op, wanted)
+}
+
+/// [`spot`] in two steps, of which the second is [`Spot::sought`]: between them the memory comes where the group is looked for. `ahead` is
+/// what was told of the group in this very inode.
+pub fn place<T: Listed>(
+    op: &mut Op<'_, FsNode>,
+    inode: Slot,
+    first: u64,
+    ahead: Option<Ahead>,
+) -> Result<Spot<T>, Error> {
+    let leaf = match op.peek(inode).inode()?.root(T::TREE) {
+        None => None,
+        Some(_) => Some(tree::lock_leaf(op, inode, T::TREE, first, ahead)?),
+    };
+    let spot: Spot<T> = Spot::of(inode, leaf, first);
+    spot.list(op)?.ask(first);
+    Ok(spot)
 }
 
 /// [`spot`] for a group that was looked for before, in this very inode.
@@ -284,28 +309,14 @@ pub fn spot_seen<T: Listed>(
 ) -> Result<Spot<T>, Error> {
     let leaf = match (op.peek(inode).inode()?.root(T::TREE), &seen.0) {
         (None, _) => None,
-        (Some(_), None) => Some(tree::lock_leaf(op, inode, T::TREE, first)?),
+        (Some(_), None) => Some(tree::lock_leaf(op, inode, T::TREE, first, None)?),
         // Tried, not waited for: in what order several are locked does not matter then.
         (Some(_), Some((leaf, version))) => Some(match op.try_lock_at(&leaf.node, *version) {
             Some(slot) => (slot, leaf.high),
-            None => tree::lock_leaf(op, inode, T::TREE, first)?,
+            None => tree::lock_leaf(op, inode, T::TREE, first, None)?,
         }),
     };
-    let mut spot = Spot {
-        inode,
-        leaf: leaf.map(|(slot, _)| slot),
-        high: leaf.and_then(|(_, high)| high),
-        first,
-        vacant: false,
-        found: None,
-    };
-    let list: &T::List = spot.list(op)?;
-    match list.pick(first, T::GROUP_BITS, wanted) {
-        Pick::Found(view) => spot.found = Some(T::found(view)),
-        Pick::Others => {}
-        Pick::Nothing => spot.vacant = true,
-    }
-    Ok(spot)
+    Spot::of(inode, leaf, first).sought(op, wanted)
 }
 
 /// What becomes of a leaf that a removal empties.
@@ -368,6 +379,31 @@ pub struct Deletion<T> {
 }
 
 impl<T: Listed> Spot<T> {
+    fn of(inode: Slot, leaf: Option<(Slot, Option<u64>)>, first: u64) -> Spot<T> {
+        Spot {
+            inode,
+            leaf: leaf.map(|(slot, _)| slot),
+            high: leaf.and_then(|(_, high)| high),
+            first,
+            vacant: false,
+            found: None,
+        }
+    }
+
+    /// Looks for the element that is wanted.
+    pub fn sought(
+        mut self,
+        op: &Op<'_, FsNode>,
+        wanted: impl Fn(View<'_, T>) -> bool,
+    ) -> Result<Spot<T>, Error> {
+        match self.list(op)?.pick(self.first, T::GROUP_BITS, wanted) {
+            Pick::Found(view) => self.found = Some(T::found(view)),
+            Pick::Others => {}
+            Pick::Nothing => self.vacant = true,
+        }
+        Ok(self)
+    }
+
     fn list<'a>(&self, op: &'a Op<'_, FsNode>) -> Result<&'a T::List, Error> {
         Ok(match &self.leaf {
             Some(slot) => T::in_leaf(op.peek(*slot))?,

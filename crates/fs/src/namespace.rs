@@ -15,6 +15,7 @@ use crate::directory::{At, dir_of};
 use crate::filesystem::{FileSystem, LINK_MAX};
 use crate::list::{Emptied, Seen};
 use crate::times::Stamp;
+use crate::tree::Ahead;
 use base::canary::{Canary, planted};
 use base::clock::Timestamp;
 use engine::{Epoch, Mode, Need, Node, NodeRead, Op, Slot};
@@ -139,9 +140,10 @@ impl FileSystem {
         &self,
         dir: &Node<FsNode>,
         name: Wanted<'_>,
+        ahead: Option<Ahead>,
     ) -> Result<(Option<Link>, Seen), Error> {
         let node = dir_of(dir.read()?)?;
-        dir::look(&self.store, live_dir(node.inode()?)?, name)
+        dir::look(&self.store, live_dir(node.inode()?)?, name, ahead)
     }
 
     pub(crate) fn wanted<'a>(&self, name: &'a [u8]) -> Result<Wanted<'a>, Error> {
@@ -311,19 +313,29 @@ impl FileSystem {
         mode: Mode,
     ) -> Result<Option<Made>, Error> {
         let dir_node = self.dir_node(parent)?;
+        // What comes from memory for the look at the name comes while something else is done.
+        let [ahead] = dir::look_ahead(&self.store, &dir_node, [name]);
         let fresh = self.store.reserve_nid()?;
         let ino = fresh.nid();
+        if let Some(ahead) = &ahead {
+            ahead.ask(&self.store);
+        }
         let mut op = self.store.begin(Need::Grow)?;
+        between_steps();
         let dir = op.lock_as(&dir_node, mode)?;
         let parent_inode = live_dir(op.peek(dir).inode()?)?;
-        let (mut inode, attributes) = self.draft(who, parent_inode, draft, fresh.version())?;
+        let default = self.default_of(parent_inode, draft)?;
+        let spot = dir::place(&mut op, dir, name, ahead)?;
+        let (parent_inode, version) = (op.peek(dir).inode()?, fresh.version());
+        let drafted = self.draft_with(who, parent_inode, draft, version, default);
+        let (mut inode, attributes) = drafted?;
         if inode.is_dir() {
             inode.parent = parent.ino();
             if !parent_inode.takes_subdir() {
                 return Err(Error::TooManyLinks);
             }
         }
-        let spot = dir::spot(&mut op, dir, name)?;
+        let spot = dir::sought(&op, spot, name)?;
         if spot.found.is_some() {
             return Err(Error::Exists);
         }
@@ -360,11 +372,16 @@ impl FileSystem {
         draft: &Draft<'_>,
         generation: u64,
     ) -> Result<(Inode, Inherited), Error> {
-        let default = match draft.mode & libc::S_IFMT {
-            libc::S_IFLNK => None,
-            _ => self.attribute(parent, DEFAULT)?,
-        };
+        let default = self.default_of(parent, draft)?;
         self.draft_with(who, parent, draft, generation, default)
+    }
+
+    /// The directory's default list, if what is made takes one.
+    fn default_of(&self, parent: &Inode, draft: &Draft<'_>) -> Result<Option<Vec<u8>>, Error> {
+        match draft.mode & libc::S_IFMT {
+            libc::S_IFLNK => Ok(None),
+            _ => self.attribute(parent, DEFAULT),
+        }
     }
 
     /// The same, with the directory's default list.
@@ -546,7 +563,15 @@ impl FileSystem {
         let mut looks = Looks::default();
         loop {
             let dir_node = self.dir_node(parent)?;
-            let (found, seen) = self.look_in(&dir_node, name)?;
+            let [ahead] = dir::look_ahead(&self.store, &dir_node, [name]);
+            let mut op = None;
+            if let Some(ahead) = &ahead {
+                // Begun while memory comes; whether it may be matters once there is something to remove.
+                let begun = self.store.begin(Need::Reclaim);
+                // Nobody has room in the journal and waits for a device.
+                op = ahead.ask(&self.store).then_some(begun);
+            }
+            let (found, seen) = self.look_in(&dir_node, name, ahead)?;
             let found = found.ok_or(Error::NotFound)?;
             if looks.are_over(found) {
                 break;
@@ -554,10 +579,16 @@ impl FileSystem {
             if before.is_some_and(|before| before.victim != (found.nid, found.generation)) {
                 return Err(Error::NotFound);
             }
-            let victim_node = match self.named_node(found.nid) {
-                Ok(node) => node,
-                Err(engine::Error::Gone(_)) => continue,
-                Err(error) => return Err(error.into()),
+            let victim_node = match self.store.at_hand(found.nid) {
+                Some(node) if !node.is_owned() => node,
+                _ => {
+                    op = None;
+                    match self.named_node(found.nid) {
+                        Ok(node) => node,
+                        Err(engine::Error::Gone(_)) => continue,
+                        Err(error) => return Err(error.into()),
+                    }
+                }
             };
             match victim_node.read() {
                 Ok(node) => {
@@ -572,7 +603,7 @@ impl FileSystem {
                 true => Some(self.orphan_node(found.nid)?),
                 false => None,
             };
-            let mut op = self.store.begin(Need::Reclaim)?;
+            let mut op = op.unwrap_or_else(|| self.store.begin(Need::Reclaim))?;
             let (victim, dir) = ((&victim_node, Mode::Exclusive), (&*dir_node, mode));
             let locked = match &orphans {
                 Some(orphans) => op.lock_sorted_as(&[dir, victim, (orphans, Mode::Exclusive)]),
@@ -826,6 +857,107 @@ fn atime_due(policy: AtimePolicy, inode: &Inode, now: Timestamp) -> bool {
                 false => inode.mtime.max(inode.ctime),
             };
             inode.atime <= changed || now.sec().saturating_sub(inode.atime.sec()) >= ATIME_AGE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::meanwhile::{nobody_does, others_do};
+    use super::*;
+    use crate::api::ROOT;
+    use crate::rename::tests::file_system;
+    use std::ops::Range;
+
+    /// With one level of index nodes and without, and with more leaves than are told of nobody ahead.
+    const NAMES: [usize; 2] = [4000, 16_000];
+    const ASKED: usize = 20;
+
+    fn name(i: usize) -> Vec<u8> {
+        format!("a name of some length {i}").into_bytes()
+    }
+
+    fn make(fs: &FileSystem, dir: Ino, names: Range<usize>) {
+        let (who, mode) = (Caller::root(), libc::S_IFREG | 0o644);
+        for i in names {
+            fs.mknod(&who, dir, &name(i), mode, 0).unwrap();
+        }
+    }
+
+    fn remove(fs: &FileSystem, dir: Ino, names: Range<usize>) {
+        names.for_each(|i| fs.unlink(&Caller::root(), dir, &name(i)).unwrap());
+    }
+
+    /// What others do with a directory of so many names; those asked for stay there if the second value says so.
+    type Others = (fn(&FileSystem, Ino, usize), bool);
+
+    /// Names move to other leaves, leaves go, and others get their numbers.
+    const OTHERS: [Others; 4] = [
+        (|fs, dir, names| make(fs, dir, names..3 * names), true),
+        (|fs, dir, names| remove(fs, dir, ASKED..names), true),
+        (
+            |fs, dir, names| {
+                remove(fs, dir, 0..names);
+                make(fs, dir, names..2 * names);
+            },
+            false,
+        ),
+        (
+            |fs, dir, names| {
+                remove(fs, dir, 0..names);
+                let elsewhere = fs.mkdir(&Caller::root(), ROOT, b"elsewhere", 0o755);
+                make(fs, elsewhere.unwrap().ino, 0..names);
+            },
+            false,
+        ),
+    ];
+
+    fn full(names: usize) -> (Arc<FileSystem>, Ino) {
+        let fs = file_system();
+        let dir = fs.mkdir(&Caller::root(), ROOT, b"d", 0o755).unwrap().ino;
+        make(&fs, dir, 0..names);
+        (fs, dir)
+    }
+
+    #[test]
+    fn a_name_is_found_though_leaves_change_after_it_was_told_where_it_is() {
+        for (names, (others, stay)) in NAMES.into_iter().flat_map(|n| OTHERS.map(|o| (n, o))) {
+            let (fs, dir) = full(names);
+            let node = fs.node(dir).unwrap();
+            let asked: Vec<_> = (0..ASKED).map(name).collect();
+            let told = asked.iter().map(|name| {
+                let name = fs.wanted(name).unwrap();
+                let [ahead] = dir::look_ahead(&fs.store, &node, [name]);
+                (name, ahead.unwrap())
+            });
+            let told: Vec<_> = told.collect();
+            others(&fs, dir, names);
+            for (name, ahead) in told {
+                let (found, _) = fs.look_in(&node, name, Some(ahead)).unwrap();
+                assert_eq!(found.is_some(), stay);
+            }
+            drop(node);
+            fs.close().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_new_name_is_where_it_belongs_though_leaves_change_after_that_was_told() {
+        for (names, (other, _)) in NAMES.into_iter().flat_map(|n| OTHERS.map(|o| (n, o))) {
+            for i in 0..3 {
+                let (fs, dir) = full(names);
+                let (others, mut done) = (Arc::clone(&fs), false);
+                others_do(move || {
+                    if !std::mem::replace(&mut done, true) {
+                        other(&others, dir, names);
+                    }
+                });
+                let new = 4 * names + i;
+                make(&fs, dir, new..new + 1);
+                nobody_does();
+                fs.lookup(dir, &name(new)).unwrap();
+                fs.close().unwrap();
+            }
         }
     }
 }

@@ -93,7 +93,7 @@ impl OrphanSet {
         &self.0[ino.0 as usize % PARTS]
     }
 
-    fn add(&self, ino: Ino) {
+    pub(crate) fn add(&self, ino: Ino) {
         let part = self.part(ino);
         let mut members = part.members.lock();
         members.insert(ino);
@@ -101,12 +101,17 @@ impl OrphanSet {
         part.count.store(members.len(), Ordering::SeqCst);
     }
 
+    /// Whether it may be a member, told without a lock and without writing anything. Invariant 2 holds as with the lock: of `add` and the
+    /// last reference's end the second to take the file table's lock sees what came before the first took it.
+    #[inline]
+    pub(crate) fn may_have(&self, ino: Ino) -> bool {
+        self.part(ino).count.load(Ordering::Acquire) > 0
+    }
+
     /// For the one caller that took it out.
     fn take(&self, ino: Ino) -> Option<Leaving<'_>> {
         let part = self.part(ino);
-        // Invariant 2 holds as with the lock: of `add` and the last reference's end the second to
-        // take the file table's lock sees what came before the first took it.
-        if part.count.load(Ordering::Acquire) == 0 {
+        if !self.may_have(ino) {
             return None;
         }
         let mut members = part.members.lock();

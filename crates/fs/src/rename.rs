@@ -126,9 +126,20 @@ impl FileSystem {
                 false => None,
             };
             let to = other.as_deref().unwrap_or(&from);
-            let (source, old_seen) = self.look_in(&from, name)?;
+            // What comes from memory for the two comes at once.
+            let [old, new] = match &other {
+                None => dir::look_ahead(&self.store, &from, [name, new_name]),
+                Some(to) => {
+                    let [old] = dir::look_ahead(&self.store, &from, [name]);
+                    let [new] = dir::look_ahead(&self.store, to, [new_name]);
+                    [old, new]
+                }
+            };
+            let both = [&old, &new].into_iter().flatten();
+            both.for_each(|ahead| _ = ahead.ask(&self.store));
+            let (source, old_seen) = self.look_in(&from, name, old)?;
             let source = source.ok_or(Error::NotFound)?;
-            let (target, new_seen) = self.look_in(to, new_name)?;
+            let (target, new_seen) = self.look_in(to, new_name, new)?;
             if looks.are_over((source, target)) {
                 break;
             }
@@ -347,8 +358,8 @@ impl FileSystem {
         found: &Found,
         (from, to): (&Node<FsNode>, &Node<FsNode>),
     ) -> Result<bool, Error> {
-        let (source, _) = self.look_in(from, request.name)?;
-        let (target, _) = self.look_in(to, request.new_name)?;
+        let (source, _) = self.look_in(from, request.name, None)?;
+        let (target, _) = self.look_in(to, request.new_name, None)?;
         Ok(source.as_ref() == Some(&found.source) && target == found.target)
     }
 

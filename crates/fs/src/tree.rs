@@ -231,18 +231,21 @@ pub fn high_in(
 }
 
 /// Locks the leaf that covers `key` shared; its bounds hold while it is locked. The inode is
-/// locked at least shared.
+/// locked at least shared. `ahead` is what was told of this key in this very inode.
 pub fn read_leaf(
     store: &Store<FsNode>,
     inode: &Inode,
     root: &Root,
     key: u64,
     purpose: Purpose,
+    mut ahead: Option<Ahead>,
 ) -> Result<(NodeRead<FsNode>, Leaf), Error> {
     loop {
         let shape = inode.shape();
         let same = || inode.shape() == shape || planted(Canary::ShapeIgnored);
-        let leaf = find(store, root, key, purpose);
+        let told = ahead.take();
+        let told = told.and_then(|ahead| ahead.leaf(shape, store, purpose));
+        let leaf = told.unwrap_or_else(|| find(store, root, key, purpose));
         if !same() {
             continue;
         }
@@ -311,8 +314,55 @@ pub fn glance<R>(
     (inode.shape() == shape || planted(Canary::ShapeIgnored)).then_some(found)
 }
 
+/// Leaves of a tree that a core's own cache may not hold.
+const MANY_LEAVES: usize = 32;
+
+/// Where the leaf that covers a key is, as it was told before the inode was locked.
+#[derive(Clone, Copy, Debug)]
+pub struct Ahead {
+    at: Descent,
+    /// The tree's then: as long as it has that one the leaf covers the key still.
+    shape: u64,
+}
+
+impl Ahead {
+    /// The leaf, if it still is the one, as a look at a tree of this shape would find it.
+    fn leaf(
+        self,
+        shape: u64,
+        store: &Store<FsNode>,
+        purpose: Purpose,
+    ) -> Option<Result<Leaf, Error>> {
+        let same = self.shape == shape || planted(Canary::ShapeIgnored);
+        same.then(|| self.at.leaf(store, purpose))
+    }
+
+    /// Asks for the leaf's memory, of which the reference was asked for before; false: it is in none.
+    #[inline]
+    pub fn ask(&self, store: &Store<FsNode>) -> bool {
+        store.ask_node(self.at.nid)
+    }
+}
+
+/// Tells where the leaf is that covers `key`, if all nodes on the way are in memory and nobody changes them, and asks for the memory of the
+/// reference to it. `None` also where the leaves are few: those who use the tree have them in their caches. The inode is locked at least
+/// shared.
+#[inline]
+pub fn look_ahead(store: &Store<FsNode>, inode: &Inode, root: &Root, key: u64) -> Option<Ahead> {
+    if root.depth == 0 && root.children.len() < MANY_LEAVES {
+        return None;
+    }
+    let shape = inode.shape();
+    let mut at = Descent::enter(&root.children, key).ok()?;
+    for _ in 0..root.depth {
+        at = at.glance(store, key)?;
+    }
+    store.ask(at.nid);
+    Some(Ahead { at, shape })
+}
+
 /// A position on the way down.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Descent {
     nid: Nid,
     low: u64,
@@ -400,18 +450,24 @@ fn root_of<'a>(op: &'a Op<'_, FsNode>, slot: Slot, tree: TreeId) -> Result<&'a R
 }
 
 /// Locks the leaf that covers `key`, and tells where its keys end. The operation holds the inode,
-/// shared with others or not.
+/// shared with others or not. `ahead` is what was told of this key in this very inode.
 pub fn lock_leaf(
     op: &mut Op<'_, FsNode>,
     inode: Slot,
     tree: TreeId,
     key: u64,
+    mut ahead: Option<Ahead>,
 ) -> Result<(Slot, Option<u64>), Error> {
     loop {
         let before = inode_of(op, inode)?;
         let shape = before.shape();
         let same = |inode: &Inode| inode.shape() == shape || planted(Canary::ShapeIgnored);
-        let leaf = find_in(op, root_of(op, inode, tree)?, key);
+        let told = ahead.take();
+        let told = told.and_then(|ahead| ahead.leaf(shape, op.store(), Purpose::Change));
+        let leaf = match told {
+            Some(leaf) => leaf,
+            None => find_in(op, root_of(op, inode, tree)?, key),
+        };
         if !same(before) {
             continue;
         }
@@ -772,7 +828,11 @@ impl Relief<'_> {
             top = vec![Child { key, nid }];
             node = FsNode::Index(top.clone());
         }
+        let inode = self.way.inode;
         self.way.grow(op, self.growth, top);
+        if let Ok(inode) = op.peek(inode).inode() {
+            inode.reshaped();
+        }
     }
 }
 
@@ -823,9 +883,8 @@ impl Removal {
         for slot in self.delete {
             op.delete(slot);
         }
-        if op.shares(inode)
-            && let Ok(inode) = op.peek(inode).inode()
-        {
+        // Also where nobody shares the inode, for who was told before where a leaf is.
+        if let Ok(inode) = op.peek(inode).inode() {
             inode.reshaped();
         }
         if self.empties {

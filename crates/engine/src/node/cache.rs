@@ -11,8 +11,9 @@
 #[cfg(test)]
 mod tests;
 
+use super::groups::{Groups, NEIGHBOURS, bytes_of_one};
 use super::seekers::Seeking;
-use super::{Body, Cell, NidMap, ask_to_change, cell_overhead, last_version};
+use super::{Body, Cell, ask_to_change, cell_overhead, last_version};
 use crate::content::Content;
 use crate::dirty::Charge;
 use crate::held::{Glance, HeldNodes};
@@ -26,10 +27,6 @@ use base::thread::{current_cpu, lane};
 use format::Nid;
 use format::table::{LEAF_NIDS, REGION_NIDS};
 use std::collections::VecDeque;
-use std::collections::hash_map::Entry;
-
-/// Cells of neighbouring nids. Who makes or removes nodes in the order of their nids finds several of them on one line.
-type Group<C> = [Option<Arc<Cell<C>>>; NEIGHBOURS];
 
 /// A nid's group, and its place there.
 fn place_in_group(nid: Nid) -> (u64, usize) {
@@ -39,8 +36,9 @@ fn place_in_group(nid: Nid) -> (u64, usize) {
 
 #[derive(Debug)]
 struct Shard<C> {
-    /// By number; none is empty.
-    groups: NidMap<Group<C>>,
+    /// Cells of neighbouring nids. Who makes or removes nodes in the order of their nids finds several of them on one line. None is
+    /// empty.
+    groups: Groups<Arc<Cell<C>>>,
     /// The clock: all groups, in the order the hand meets them.
     clock: VecDeque<u64>,
     /// The core that looked for a node here last, and how many look-ups there were.
@@ -63,25 +61,24 @@ impl<C> Shard<C> {
     #[inline]
     fn get(&self, nid: Nid) -> Option<&Arc<Cell<C>>> {
         let (group, place) = place_in_group(nid);
-        self.groups.get(&group)?[place].as_ref()
+        self.groups.get(group)?.0[place].as_ref()
     }
 
     /// Puts a cell in its place; returns what was there, and by how many bytes the shard grew.
     fn put(&mut self, cell: Arc<Cell<C>>) -> (Option<Arc<Cell<C>>>, i64) {
         let (number, place) = place_in_group(cell.header.nid);
-        match self.groups.entry(number) {
-            Entry::Occupied(mut group) => (group.get_mut()[place].replace(cell), 0),
-            Entry::Vacant(entry) => {
-                entry.insert(Group::default())[place] = Some(cell);
-                self.clock.push_back(number);
-                (None, GROUP_BYTES)
-            }
+        let (group, new) = self.groups.get_or_insert(number);
+        let before = group.0[place].replace(cell);
+        if !new {
+            return (before, 0);
         }
+        self.clock.push_back(number);
+        (None, GROUP_BYTES)
     }
 }
 
-/// Memory of a group's entries in the map, at its usual load, and in the clock.
-const GROUP_BYTES: i64 = (size_of::<(u64, Group<()>)>() * 3 / 2 + 16) as i64;
+/// Memory of a group in the table and in the clock.
+const GROUP_BYTES: i64 = (bytes_of_one::<Arc<()>>() + 16) as i64;
 
 /// All nodes in memory, bounded by `limit` bytes as far as clean ones can be dropped.
 ///
@@ -96,8 +93,6 @@ pub(crate) struct NodeCache<C> {
     limit: i64,
 }
 
-/// Nids that are neighbours.
-const NEIGHBOURS: usize = 8;
 /// Shards for each of a few cores: so many that two cores seldom meet in one.
 const SHARDS: usize = 64;
 /// Groups that the clock hand looks at for a cell that comes, at most; and so many are likely.
@@ -111,7 +106,7 @@ impl<C: Content> NodeCache<C> {
     pub fn new(cores: usize, limit: usize) -> Self {
         let shard = |i| {
             let shard = Shard {
-                groups: NidMap::default(),
+                groups: Groups::default(),
                 clock: VecDeque::new(),
                 seeker: 0,
                 lookups: 0,
@@ -141,6 +136,25 @@ impl<C: Content> NodeCache<C> {
 
     fn lock(&self, shard: usize) -> MutexGuard<'_, Shard<C>> {
         self.shards[shard].lock()
+    }
+
+    /// Asks for the memory in which a node's reference lies.
+    #[inline]
+    pub fn ask(&self, nid: Nid) {
+        let (group, _) = place_in_group(nid);
+        self.lock(self.shard_of(nid)).groups.ask(group);
+    }
+
+    /// Asks for the memory of a node that will be changed, for who has let its reference come before ([`ask`](Self::ask)); false: it
+    /// is not in the cache.
+    #[inline]
+    pub fn ask_node(&self, nid: Nid) -> bool {
+        let shard = self.lock(self.shard_of(nid));
+        let found = shard.get(nid);
+        if let Some(cell) = found {
+            ask_to_change(cell);
+        }
+        found.is_some()
     }
 
     /// The node, of which the lines come at once, not each when it is looked at.
@@ -323,28 +337,30 @@ impl<C: Content> NodeCache<C> {
             let Some(number) = shard.clock.pop_front() else {
                 return;
             };
-            let Entry::Occupied(mut group) = shard.groups.entry(number) else {
+            let Some(group) = shard.groups.get_mut(number) else {
                 continue;
             };
             let mut freed = 0;
-            for place in group.get_mut() {
+            for place in &mut group.0 {
                 if let Some(cell) = place.take_if(|cell| self.is_unused(cell)) {
                     freed += cell.header.bytes.load(Ordering::Relaxed) as i64;
                 }
             }
-            if group.get().iter().any(Option::is_some) {
-                shard.clock.push_back(number);
-            } else {
-                group.remove();
+            if group.is_empty() {
+                shard.groups.remove(number);
                 freed += GROUP_BYTES;
+            } else {
+                shard.clock.push_back(number);
             }
             self.bytes.add(current_cpu(), -freed);
         }
         if looks < LOOKS {
             // The hand meets these next, when this shard gets its next node.
             let next = shard.clock.iter().take(LOOKS_AHEAD);
-            let next = next.filter_map(|number| shard.groups.get(number));
-            next.flatten().flatten().for_each(prefetch::shared);
+            let next = next.filter_map(|number| shard.groups.get(*number));
+            next.flat_map(|group| &group.0)
+                .flatten()
+                .for_each(prefetch::shared);
         }
     }
 

@@ -337,7 +337,7 @@ impl Inode {
         self.pending.get().map_or(0, Pending::shape)
     }
 
-    /// Names of a directory moved between leaves, whose locks are held.
+    /// Names of a directory moved between leaves, or a leaf goes; their locks are held.
     pub fn reshaped(&self) {
         if let Some(pending) = self.pending.get() {
             pending.reshaped();

@@ -26,6 +26,8 @@ pub trait Elements<T> {
     fn encoded_len(&self) -> usize;
     /// Whether there is one and no more.
     fn is_single(&self) -> bool;
+    /// Asks for the memory where those of a group are looked for, by its lowest key.
+    fn ask(&self, _first: u64) {}
     /// The one with this very key.
     fn with_key(&self, key: u64) -> Option<Self::View<'_>>;
     /// Bytes of the one with this key, encoded; 0: there is none.

@@ -228,26 +228,40 @@ impl NameList {
         at
     }
 
-    /// How many places have upper bits below these. Keys are hashes, so where one is can be told roughly by the first and the last, of
-    /// which the list itself has a hint: the few lines of memory where it may be, and those of the names there, are fetched at
-    /// once then, instead of one after the other by a search.
-    fn lower_place(&self, upper: u64) -> usize {
-        let below = |places: &[Place]| places.partition_point(|place| place.upper() < upper);
+    /// About where the places and the bytes of a key with these upper bits are, in a long index: keys are hashes, so that can be told
+    /// roughly by the first and the last, of which the list itself has a hint.
+    #[inline]
+    fn guess(&self, upper: u64) -> Option<(Range<usize>, usize)> {
         let len = self.index.len();
         if len <= 2 * NEAR {
-            return below(&self.index);
+            return None;
         }
         let (low, high) = (u64::from(self.ends.0), u64::from(self.ends.1));
         let above = u64::from(foremost(upper)).saturating_sub(low);
         let part = |of: usize| (above * of as u64 / (high - low).max(1)).min(of as u64) as usize;
-        let (bytes, guess) = (part(self.bytes.len()), part(len));
-        let bytes = &self.bytes[bytes.saturating_sub(NEAR_BYTES / 2)..];
+        let (bytes, place) = (part(self.bytes.len()), part(len));
+        let places = place.saturating_sub(NEAR)..(place + NEAR).min(len);
+        Some((places, bytes.saturating_sub(NEAR_BYTES / 2)))
+    }
+
+    #[inline]
+    fn ask_bytes(&self, from: usize) {
+        let bytes = &self.bytes[from..];
         prefetch::start(bytes.as_ptr(), bytes.len().min(NEAR_BYTES));
-        let (from, to) = (guess.saturating_sub(NEAR), (guess + NEAR).min(len));
-        match below(&self.index[from..to]) {
-            0 if from > 0 => below(&self.index[..from]),
-            n if n == to - from => to + below(&self.index[to..]),
-            n => from + n,
+    }
+
+    /// How many places have upper bits below these. The few lines of memory where these may be, and those of the names there, are
+    /// fetched at once, instead of one after the other by a search.
+    fn lower_place(&self, upper: u64) -> usize {
+        let below = |places: &[Place]| places.partition_point(|place| place.upper() < upper);
+        let Some((Range { start, end }, bytes)) = self.guess(upper) else {
+            return below(&self.index);
+        };
+        self.ask_bytes(bytes);
+        match below(&self.index[start..end]) {
+            0 if start > 0 => below(&self.index[..start]),
+            n if n == end - start => end + below(&self.index[end..]),
+            n => start + n,
         }
     }
 
@@ -420,6 +434,16 @@ impl Elements<Name> for NameList {
 
     fn is_single(&self) -> bool {
         !self.is_empty() && NameView::len_at(&self.bytes) == self.bytes.len()
+    }
+
+    #[inline]
+    fn ask(&self, first: u64) {
+        let (places, bytes) = self
+            .guess(first >> BELOW)
+            .unwrap_or((0..self.index.len(), 0));
+        let places = &self.index[places];
+        prefetch::start(places.as_ptr().cast(), size_of_val(places));
+        self.ask_bytes(bytes);
     }
 
     fn with_key(&self, key: u64) -> Option<NameView<'_>> {

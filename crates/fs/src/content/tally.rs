@@ -6,8 +6,8 @@
 //! 2. All were made after the last change of the inode itself, with clocks read under the lock. So
 //!    the newest time replaces the inode's, whatever that is.
 //! 3. `shape` grows under the locks of all nodes of the directory's tree that change with it, when names
-//!    move between leaves under the shared lock, or a leaf goes. Who finds it unchanged after it has locked a leaf
-//!    came to the right one.
+//!    move between leaves, or a leaf goes. Who finds it unchanged after it has locked a leaf
+//!    came to the right one, also if it was told the way before it locked the directory.
 //! 4. In a directory that several cores change, each adds to a part of its own; who looks locks all of them, in
 //!    order. So a look has an operation if, and only if, it has all that ended before that one began.
 //! 5. Who was shown the directory and did not find an operation has an older time than that operation. A look that is
@@ -209,7 +209,7 @@ impl Pending {
         self.parts.get().is_some()
     }
 
-    /// Changes when names move between leaves (invariant 3).
+    /// Changes when names move between leaves, or a leaf goes (invariant 3).
     pub fn shape(&self) -> u64 {
         self.shape.load(Ordering::Acquire)
     }

@@ -72,6 +72,7 @@ pub(crate) use read::Going;
 use crate::content::FsNode;
 use crate::metrics::FileCounts;
 use crate::namespace::between_steps;
+use crate::orphan::OrphanSet;
 use crate::times::Times;
 use crate::{AtimePolicy, Error, Ino};
 use ahead::Ahead;
@@ -147,6 +148,11 @@ pub(crate) trait LastReference: Send + Sync {
     fn last_reference_gone(&self, ino: Ino);
 }
 
+struct Owner {
+    orphans: Arc<OrphanSet>,
+    deleter: Weak<dyn LastReference>,
+}
+
 /// Told of a file of which something that had been written is gone: whoever keeps a copy of its size or content has what is not there any more. By any
 /// thread, which may have locks of that file: it waits for nothing, and calls nothing of the file system.
 pub type Gone = dyn Fn(Ino) + Send + Sync;
@@ -178,7 +184,7 @@ pub(crate) struct Files {
     /// No write begins to fly any more.
     closing: AtomicBool,
     options: DataOptions,
-    orphans: OnceLock<Weak<dyn LastReference>>,
+    owner: OnceLock<Owner>,
     counts: FileCounts,
     /// Files with data written in place that nothing has flushed yet.
     unflushed: Mutex<HashMap<Ino, base::sync::Arc<FileState>>>,
@@ -261,7 +267,7 @@ impl Files {
             store,
             times,
             options,
-            orphans: OnceLock::new(),
+            owner: OnceLock::new(),
             counts: FileCounts::default(),
             unflushed: Mutex::new(rank::LEAF, HashMap::default()),
             syncing: AtomicU64::new(0),
@@ -280,10 +286,10 @@ impl Files {
         })
     }
 
-    /// Says who deletes unlinked inodes; once, right after opening.
-    pub fn set_owner(&self, owner: Weak<dyn LastReference>) {
+    /// Says which inodes are unlinked, and who deletes them; once, right after opening.
+    pub fn set_owner(&self, orphans: Arc<OrphanSet>, deleter: Weak<dyn LastReference>) {
         // A second owner would be a bug of the caller's; the first stays.
-        let first = self.orphans.set(owner).is_ok();
+        let first = self.owner.set(Owner { orphans, deleter }).is_ok();
         debug_assert!(first, "one file system owns these files");
     }
 
@@ -301,8 +307,12 @@ impl Files {
     }
 
     fn last_reference_gone(&self, ino: Ino) {
-        if let Some(owner) = self.orphans.get().and_then(Weak::upgrade) {
-            owner.last_reference_gone(ino);
+        // Nearly every file has a name when it is closed, and then no count is written that all cores share.
+        if let Some(owner) = self.owner.get()
+            && owner.orphans.may_have(ino)
+            && let Some(deleter) = owner.deleter.upgrade()
+        {
+            deleter.last_reference_gone(ino);
         }
     }
 

@@ -2,6 +2,7 @@ use super::*;
 use crate::data::meta::MetaLock;
 use crate::data::tail::How;
 use crate::data::writeback::Take;
+use crate::orphan::OrphanSet;
 use crate::times::Stamp;
 
 #[test]
@@ -439,9 +440,14 @@ fn the_last_close_is_noticed_while_write_back_uses_the_file() {
     let world = World::new(14, 64, 64);
     let m = world.mount();
     let gone = Arc::new(Gone(Mutex::new(rank::LEAF, Vec::new())));
-    let owner: Weak<Gone> = Arc::downgrade(&gone);
-    m.files.set_owner(owner);
+    let deleter: Weak<Gone> = Arc::downgrade(&gone);
+    let orphans = Arc::new(OrphanSet::new());
+    m.files.set_owner(Arc::clone(&orphans), deleter);
     let ino = m.make();
+    // One with a name is nobody's business.
+    drop(m.open(ino));
+    assert!(gone.0.lock().is_empty());
+    orphans.add(ino);
     let (file, second) = (m.open(ino), m.open(ino));
     let used = m.files.use_active(ino).unwrap().unwrap();
     drop(second);
