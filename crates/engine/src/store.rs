@@ -27,6 +27,7 @@ use crate::written::BytesWritten;
 use base::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use base::canary::{Canary, planted};
 use base::clock::Clock;
+use base::prefetch;
 use base::sync::{Condvar, Handle, Mutex, rank};
 use base::thread::{Pool, lane};
 use device::{Array, Writer};
@@ -441,14 +442,19 @@ impl<C: Content> Store<C> {
         self.nodes.ask(nid);
     }
 
-    /// Asks for the memory of a node that will be changed, for who has let its reference come ([`ask`](Self::ask)). A hint; false: the node is
-    /// not in memory.
+    /// Asks for the memory of a node, for who has let its reference come ([`ask`](Self::ask)). A hint; false: the node is not in memory.
     #[inline]
     pub fn ask_node(&self, nid: Nid) -> bool {
-        self.nodes.ask_node(nid)
+        self.nodes.ask_node(nid, prefetch::shared)
     }
 
-    /// [`get_to_change`](Self::get_to_change), if the node is in memory.
+    /// [`ask_node`](Self::ask_node) for who will lock the node exclusively.
+    #[inline]
+    pub fn ask_node_to_change(&self, nid: Nid) -> bool {
+        self.nodes.ask_node(nid, ask_to_change)
+    }
+
+    /// [`get_to_change`](Self::get_to_change), if the node is in memory and there is none that could not be replayed.
     #[inline]
     pub fn at_hand(&self, nid: Nid) -> Option<Node<C>> {
         let usable = nid.0 < SPACE_MAP_FIRST && self.unreplayed.is_empty();

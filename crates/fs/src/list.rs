@@ -226,11 +226,12 @@ pub fn behind<T: Listed>(store: &Store<FsNode>, inode: &Inode, from: u64) -> Opt
 }
 
 /// Looks for an element of each of several groups, whose lowest keys come in growing order; the inode is
-/// locked at least shared. `wanted` is told which group it is asked about.
+/// locked at least shared. `wanted` is told which group it is asked about, and `ahead` tells what was told of a group in this very inode.
 pub fn find_each<T: Listed>(
     store: &Store<FsNode>,
     inode: &Inode,
     firsts: &[u64],
+    mut ahead: impl FnMut(u64) -> Option<Ahead>,
     wanted: impl Fn(usize, View<'_, T>) -> bool,
 ) -> Result<Vec<Option<T::Found>>, Error> {
     let pick = |list: &T::List, i: usize| pick::<T>(list, firsts[i], |e| wanted(i, e));
@@ -240,7 +241,8 @@ pub fn find_each<T: Listed>(
             found.push(pick(T::in_inode(inode)?, found.len()));
             continue;
         };
-        let (node, leaf) = tree::read_leaf(store, inode, root, first, Purpose::Read, None)?;
+        let ahead = ahead(first);
+        let (node, leaf) = tree::read_leaf(store, inode, root, first, Purpose::Read, ahead)?;
         let list = T::in_leaf(&node)?;
         let ends = |first: &u64| leaf.high.is_some_and(|high| *first >= high);
         let rest = firsts[found.len()..].iter();

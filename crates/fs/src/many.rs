@@ -16,13 +16,13 @@ use crate::Error;
 use crate::api::{Attr, Caller};
 use crate::content::{FsNode, Inode, Link, Name};
 use crate::dir::{self, NameHash, Wanted, check_name, is_dot};
-use crate::directory::At;
+use crate::directory::{At, dir_of};
 use crate::filesystem::FileSystem;
 use crate::list::{self, Filling, Spot};
-use crate::namespace::{Draft, between_steps, live_dir};
+use crate::namespace::{Draft, between_steps, live_dir, once_told};
 use crate::times::Stamp;
-use crate::tree::FreshNid;
-use engine::{Mode, Need, Op, Slot};
+use crate::tree::{Ahead, FreshNid, Purpose};
+use engine::{Mode, Need, Node, Op, Slot};
 use format::dir::{ENTRY_MAX, NAME_MAX};
 use format::inode::INODE_HEAD_MAX;
 use format::journal::{ENTRY_HEAD_MAX, RECORD_MAX};
@@ -181,12 +181,27 @@ struct Place<P> {
     plan: P,
 }
 
+/// Where leaves are, by what was told of them, for who comes by in the order of keys.
+struct Told(std::iter::Peekable<std::vec::IntoIter<Ahead>>);
+
+impl Told {
+    fn new(told: Vec<Ahead>) -> Told {
+        Told(told.into_iter().peekable())
+    }
+
+    /// Where the leaf is that covers this key, if that was told.
+    fn of(&mut self, key: u64) -> Option<Ahead> {
+        while self.0.next_if(|ahead| !ahead.covers(key)).is_some() {}
+        self.0.peek().copied()
+    }
+}
+
 /// The place of the next name, unless it is the one where the operation is. It is that one also if it has come to
 /// cover more since it was locked, as the leaf beside it went: then its plan, which knows what it has taken, goes on.
 fn next_spot<P>(
     op: &mut Op<'_, FsNode>,
     dir: Slot,
-    item: &Item<'_>,
+    (item, ahead): (&Item<'_>, Option<Ahead>),
     place: &mut Option<Place<P>>,
 ) -> Result<Option<Spot<Name>>, Error> {
     if place
@@ -195,7 +210,8 @@ fn next_spot<P>(
     {
         return Ok(None);
     }
-    let spot = dir::spot(op, dir, item.wanted())?;
+    let spot = dir::place(op, dir, item.wanted(), ahead)?;
+    let spot = dir::sought(op, spot, item.wanted())?;
     match place {
         Some(place) if place.spot.slot() == spot.slot() => {
             place.spot = spot;
@@ -307,6 +323,9 @@ impl FileSystem {
         items: &[Item<'_>],
     ) -> Result<Vec<Fate<Attr>>, Error> {
         let dir_node = self.dir_node(dir)?;
+        let told = self.ask_leaves(&dir_node, items, Purpose::Change);
+        let mut told = Told::new(told);
+        once_told();
         let mut op = self.store.begin(Need::Grow)?;
         let slot = op.lock_as(&dir_node, Mode::Merging)?;
         let parent = live_dir(op.peek(slot).inode()?)?;
@@ -327,7 +346,8 @@ impl FileSystem {
                 });
                 continue;
             }
-            let spot = next_spot(&mut op, slot, item, &mut place)?;
+            let ahead = told.of(item.key);
+            let spot = next_spot(&mut op, slot, (item, ahead), &mut place)?;
             if let Some(spot) = spot {
                 let plan = spot.fill(&op)?;
                 filled.extend(place.replace(Place { spot, plan }).map(|done| done.plan));
@@ -383,15 +403,41 @@ impl FileSystem {
     fn find_together(&self, dir: At<'_>, items: &[Item<'_>]) -> Result<Vec<Option<Link>>, Error> {
         let keys: Vec<u64> = items.iter().map(|item| item.key).collect();
         let found = {
-            let node = self.dir_inode(dir)?;
+            let dir_node = self.dir_node(dir)?;
+            let told = self.ask_leaves(&dir_node, items, Purpose::Read);
+            let mut told = Told::new(told);
+            once_told();
+            let node = dir_of(dir_node.read()?)?;
             let inode = live_dir(node.inode()?)?;
-            list::find_each::<Name>(&self.store, inode, &keys, |i, name| {
+            let ahead = |key| told.of(key);
+            list::find_each::<Name>(&self.store, inode, &keys, ahead, |i, name| {
                 name.name == items[i].name
             })?
         };
-        self.store
-            .read_ahead(found.iter().flatten().map(|name| name.nid));
+        let nids = found.iter().flatten().map(|name| name.nid);
+        nids.clone().for_each(|nid| self.store.ask(nid));
+        self.store.read_ahead(nids);
         Ok(found)
+    }
+
+    /// Tells where the leaves are in which names are, that come in the order of their keys, and has the memory of all of them come at
+    /// once, if they are several.
+    fn ask_leaves(&self, dir: &Node<FsNode>, items: &[Item<'_>], purpose: Purpose) -> Vec<Ahead> {
+        let mut told: Vec<Ahead> = Vec::new();
+        for item in items {
+            if told.last().is_some_and(|last| last.covers(item.key)) {
+                continue;
+            }
+            match dir::look_ahead(&self.store, dir, [item.wanted()]) {
+                [Some(ahead)] => told.push(ahead),
+                [None] => break,
+            }
+        }
+        if told.len() > 1 {
+            let told = told.iter();
+            told.for_each(|ahead| _ = ahead.ask(&self.store, purpose));
+        }
+        told
     }
 
     fn stat_together(&self, dir: At<'_>, items: &[Item<'_>]) -> Result<Vec<Fate<Attr>>, Error> {
@@ -454,7 +500,7 @@ impl FileSystem {
         let mut place: Option<Place<Vec<u64>>> = None;
         for ((i, name), slot) in victims.iter().zip(&slots[1..]) {
             let item = &items[*i];
-            if let Some(spot) = next_spot(&mut op, slots[0], item, &mut place)? {
+            if let Some(spot) = next_spot(&mut op, slots[0], (item, None), &mut place)? {
                 let plan = Vec::new();
                 if let Some(done) = place.replace(Place { spot, plan }) {
                     removal.leave(&mut op, done)?;

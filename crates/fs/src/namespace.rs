@@ -4,6 +4,9 @@
 //! and then check under the locks that the names still mean what they did; else they start
 //! again. Each is one record.
 
+#[cfg(test)]
+mod tests;
+
 use crate::Error;
 use crate::acl::{DEFAULT, Inherited};
 use crate::api::{AtimePolicy, Attr, Caller, Ino};
@@ -15,7 +18,7 @@ use crate::directory::{At, dir_of};
 use crate::filesystem::{FileSystem, LINK_MAX};
 use crate::list::{Emptied, Seen};
 use crate::times::Stamp;
-use crate::tree::Ahead;
+use crate::tree::{Ahead, Purpose};
 use base::canary::{Canary, planted};
 use base::clock::Timestamp;
 use engine::{Epoch, Mode, Need, Node, NodeRead, Op, Slot};
@@ -318,10 +321,10 @@ impl FileSystem {
         let fresh = self.store.reserve_nid()?;
         let ino = fresh.nid();
         if let Some(ahead) = &ahead {
-            ahead.ask(&self.store);
+            ahead.ask(&self.store, Purpose::Change);
         }
         let mut op = self.store.begin(Need::Grow)?;
-        between_steps();
+        once_told();
         let dir = op.lock_as(&dir_node, mode)?;
         let parent_inode = live_dir(op.peek(dir).inode()?)?;
         let default = self.default_of(parent_inode, draft)?;
@@ -564,13 +567,8 @@ impl FileSystem {
         loop {
             let dir_node = self.dir_node(parent)?;
             let [ahead] = dir::look_ahead(&self.store, &dir_node, [name]);
-            let mut op = None;
-            if let Some(ahead) = &ahead {
-                // Begun while memory comes; whether it may be matters once there is something to remove.
-                let begun = self.store.begin(Need::Reclaim);
-                // Nobody has room in the journal and waits for a device.
-                op = ahead.ask(&self.store).then_some(begun);
-            }
+            let mut op = self.begin_meanwhile(ahead);
+            once_told();
             let (found, seen) = self.look_in(&dir_node, name, ahead)?;
             let found = found.ok_or(Error::NotFound)?;
             if looks.are_over(found) {
@@ -579,16 +577,18 @@ impl FileSystem {
             if before.is_some_and(|before| before.victim != (found.nid, found.generation)) {
                 return Err(Error::NotFound);
             }
-            let victim_node = match self.store.at_hand(found.nid) {
-                Some(node) if !node.is_owned() => node,
-                _ => {
+            let at_hand = self.store.at_hand(found.nid);
+            let victim_node = match at_hand.filter(|node| !node.is_owned()) {
+                Some(node) => Ok(node),
+                None => {
                     op = None;
-                    match self.named_node(found.nid) {
-                        Ok(node) => node,
-                        Err(engine::Error::Gone(_)) => continue,
-                        Err(error) => return Err(error.into()),
-                    }
+                    self.named_node(found.nid)
                 }
+            };
+            let victim_node = match victim_node {
+                Ok(node) => node,
+                Err(engine::Error::Gone(_)) => continue,
+                Err(error) => return Err(error.into()),
             };
             match victim_node.read() {
                 Ok(node) => {
@@ -599,10 +599,11 @@ impl FileSystem {
                 Err(engine::Error::Gone(_)) => continue,
                 Err(error) => return Err(error.into()),
             }
-            let orphans = match orphanage {
-                true => Some(self.orphan_node(found.nid)?),
-                false => None,
-            };
+            let mut orphans = None;
+            if orphanage {
+                op = None;
+                orphans = Some(self.orphan_node(found.nid)?);
+            }
             let mut op = op.unwrap_or_else(|| self.store.begin(Need::Reclaim))?;
             let (victim, dir) = ((&victim_node, Mode::Exclusive), (&*dir_node, mode));
             let locked = match &orphans {
@@ -634,6 +635,14 @@ impl FileSystem {
         // Others rename faster than this looks, or the name refers to nothing.
         self.lookup(parent, name.text)?;
         Err(Error::Busy)
+    }
+
+    /// Begins a removal while the memory comes of a leaf that is in some, which was told of; whether it may be matters once there is something to
+    /// remove. Where nodes come from devices, as far as can be told, nobody has room in the journal meanwhile.
+    fn begin_meanwhile(&self, ahead: Option<Ahead>) -> Option<Begun<'_>> {
+        let ahead = ahead?;
+        let begun = self.store.begin(Need::Reclaim);
+        ahead.ask(&self.store, Purpose::Change).then_some(begun)
     }
 
     fn try_remove(&self, mut op: Op<'_, FsNode>, r: Removal<'_>) -> Result<Outcome, Error> {
@@ -740,17 +749,30 @@ pub(crate) fn between_steps() {
     meanwhile::happen();
 }
 
+/// The same where it was told in which leaf a name is, and the directory is not locked yet.
+#[inline(always)]
+pub(crate) fn once_told() {
+    #[cfg(test)]
+    meanwhile::happen_once_told();
+}
+
 #[cfg(test)]
 pub(crate) mod meanwhile {
     use std::cell::RefCell;
 
     thread_local! {
         static OTHERS: RefCell<Option<Box<dyn FnMut()>>> = const { RefCell::new(None) };
+        static ONCE_TOLD: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
     }
 
     /// What happens in calls of this thread from now on, but not in calls that it makes itself.
     pub fn others_do(what: impl FnMut() + 'static) {
         OTHERS.set(Some(Box::new(what)));
+    }
+
+    /// What happens in the next such call of this thread.
+    pub fn others_do_once_told(what: impl FnOnce() + 'static) {
+        ONCE_TOLD.set(Some(Box::new(what)));
     }
 
     pub fn nobody_does() {
@@ -761,6 +783,12 @@ pub(crate) mod meanwhile {
         if let Some(mut what) = OTHERS.take() {
             what();
             OTHERS.set(Some(what));
+        }
+    }
+
+    pub(super) fn happen_once_told() {
+        if let Some(what) = ONCE_TOLD.take() {
+            what();
         }
     }
 }
@@ -775,6 +803,8 @@ struct Made {
     /// What it was made with.
     shown: Stamp,
 }
+
+type Begun<'s> = Result<Op<'s, FsNode>, engine::Error>;
 
 /// A removal whose inodes are locked.
 struct Removal<'a> {
@@ -857,107 +887,6 @@ fn atime_due(policy: AtimePolicy, inode: &Inode, now: Timestamp) -> bool {
                 false => inode.mtime.max(inode.ctime),
             };
             inode.atime <= changed || now.sec().saturating_sub(inode.atime.sec()) >= ATIME_AGE
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::meanwhile::{nobody_does, others_do};
-    use super::*;
-    use crate::api::ROOT;
-    use crate::rename::tests::file_system;
-    use std::ops::Range;
-
-    /// With one level of index nodes and without, and with more leaves than are told of nobody ahead.
-    const NAMES: [usize; 2] = [4000, 16_000];
-    const ASKED: usize = 20;
-
-    fn name(i: usize) -> Vec<u8> {
-        format!("a name of some length {i}").into_bytes()
-    }
-
-    fn make(fs: &FileSystem, dir: Ino, names: Range<usize>) {
-        let (who, mode) = (Caller::root(), libc::S_IFREG | 0o644);
-        for i in names {
-            fs.mknod(&who, dir, &name(i), mode, 0).unwrap();
-        }
-    }
-
-    fn remove(fs: &FileSystem, dir: Ino, names: Range<usize>) {
-        names.for_each(|i| fs.unlink(&Caller::root(), dir, &name(i)).unwrap());
-    }
-
-    /// What others do with a directory of so many names; those asked for stay there if the second value says so.
-    type Others = (fn(&FileSystem, Ino, usize), bool);
-
-    /// Names move to other leaves, leaves go, and others get their numbers.
-    const OTHERS: [Others; 4] = [
-        (|fs, dir, names| make(fs, dir, names..3 * names), true),
-        (|fs, dir, names| remove(fs, dir, ASKED..names), true),
-        (
-            |fs, dir, names| {
-                remove(fs, dir, 0..names);
-                make(fs, dir, names..2 * names);
-            },
-            false,
-        ),
-        (
-            |fs, dir, names| {
-                remove(fs, dir, 0..names);
-                let elsewhere = fs.mkdir(&Caller::root(), ROOT, b"elsewhere", 0o755);
-                make(fs, elsewhere.unwrap().ino, 0..names);
-            },
-            false,
-        ),
-    ];
-
-    fn full(names: usize) -> (Arc<FileSystem>, Ino) {
-        let fs = file_system();
-        let dir = fs.mkdir(&Caller::root(), ROOT, b"d", 0o755).unwrap().ino;
-        make(&fs, dir, 0..names);
-        (fs, dir)
-    }
-
-    #[test]
-    fn a_name_is_found_though_leaves_change_after_it_was_told_where_it_is() {
-        for (names, (others, stay)) in NAMES.into_iter().flat_map(|n| OTHERS.map(|o| (n, o))) {
-            let (fs, dir) = full(names);
-            let node = fs.node(dir).unwrap();
-            let asked: Vec<_> = (0..ASKED).map(name).collect();
-            let told = asked.iter().map(|name| {
-                let name = fs.wanted(name).unwrap();
-                let [ahead] = dir::look_ahead(&fs.store, &node, [name]);
-                (name, ahead.unwrap())
-            });
-            let told: Vec<_> = told.collect();
-            others(&fs, dir, names);
-            for (name, ahead) in told {
-                let (found, _) = fs.look_in(&node, name, Some(ahead)).unwrap();
-                assert_eq!(found.is_some(), stay);
-            }
-            drop(node);
-            fs.close().unwrap();
-        }
-    }
-
-    #[test]
-    fn a_new_name_is_where_it_belongs_though_leaves_change_after_that_was_told() {
-        for (names, (other, _)) in NAMES.into_iter().flat_map(|n| OTHERS.map(|o| (n, o))) {
-            for i in 0..3 {
-                let (fs, dir) = full(names);
-                let (others, mut done) = (Arc::clone(&fs), false);
-                others_do(move || {
-                    if !std::mem::replace(&mut done, true) {
-                        other(&others, dir, names);
-                    }
-                });
-                let new = 4 * names + i;
-                make(&fs, dir, new..new + 1);
-                nobody_does();
-                fs.lookup(dir, &name(new)).unwrap();
-                fs.close().unwrap();
-            }
         }
     }
 }

@@ -7,8 +7,9 @@ use crate::dir::{self, Target, Wanted, is_dot};
 use crate::directory::At;
 use crate::filesystem::{DIR_LINK_MAX, FileSystem};
 use crate::list::{self, Addition, Deletion, Emptied, Pruned, Seen, Spot};
-use crate::namespace::{Looks, between_steps, links, live_dir};
+use crate::namespace::{Looks, between_steps, links, live_dir, once_told};
 use crate::orphan::Disposal;
+use crate::tree::Purpose;
 use base::canary::{Canary, planted};
 use base::clock::Timestamp;
 use base::sync::MutexGuard;
@@ -136,7 +137,8 @@ impl FileSystem {
                 }
             };
             let both = [&old, &new].into_iter().flatten();
-            both.for_each(|ahead| _ = ahead.ask(&self.store));
+            both.for_each(|ahead| _ = ahead.ask(&self.store, Purpose::Change));
+            once_told();
             let (source, old_seen) = self.look_in(&from, name, old)?;
             let source = source.ok_or(Error::NotFound)?;
             let (target, new_seen) = self.look_in(to, new_name, new)?;

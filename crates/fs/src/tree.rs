@@ -231,7 +231,7 @@ pub fn high_in(
 }
 
 /// Locks the leaf that covers `key` shared; its bounds hold while it is locked. The inode is
-/// locked at least shared. `ahead` is what was told of this key in this very inode.
+/// locked at least shared. `ahead` is what was told in this very inode.
 pub fn read_leaf(
     store: &Store<FsNode>,
     inode: &Inode,
@@ -244,7 +244,7 @@ pub fn read_leaf(
         let shape = inode.shape();
         let same = || inode.shape() == shape || planted(Canary::ShapeIgnored);
         let told = ahead.take();
-        let told = told.and_then(|ahead| ahead.leaf(shape, store, purpose));
+        let told = told.and_then(|ahead| ahead.leaf((key, shape), store, purpose));
         let leaf = told.unwrap_or_else(|| find(store, root, key, purpose));
         if !same() {
             continue;
@@ -314,9 +314,6 @@ pub fn glance<R>(
     (inode.shape() == shape || planted(Canary::ShapeIgnored)).then_some(found)
 }
 
-/// Leaves of a tree that a core's own cache may not hold.
-const MANY_LEAVES: usize = 32;
-
 /// Where the leaf that covers a key is, as it was told before the inode was locked.
 #[derive(Clone, Copy, Debug)]
 pub struct Ahead {
@@ -326,32 +323,36 @@ pub struct Ahead {
 }
 
 impl Ahead {
-    /// The leaf, if it still is the one, as a look at a tree of this shape would find it.
+    /// The leaf that covers `key`, as a look at a tree of this shape would find it, if that was told.
     fn leaf(
         self,
-        shape: u64,
+        (key, shape): (u64, u64),
         store: &Store<FsNode>,
         purpose: Purpose,
     ) -> Option<Result<Leaf, Error>> {
         let same = self.shape == shape || planted(Canary::ShapeIgnored);
-        same.then(|| self.at.leaf(store, purpose))
+        (same && self.covers(key)).then(|| self.at.leaf(store, purpose))
+    }
+
+    /// Whether it is the leaf of this key.
+    pub fn covers(&self, key: u64) -> bool {
+        self.at.low <= key && self.at.high.is_none_or(|high| key < high)
     }
 
     /// Asks for the leaf's memory, of which the reference was asked for before; false: it is in none.
     #[inline]
-    pub fn ask(&self, store: &Store<FsNode>) -> bool {
-        store.ask_node(self.at.nid)
+    pub fn ask(&self, store: &Store<FsNode>, purpose: Purpose) -> bool {
+        match purpose {
+            Purpose::Read => store.ask_node(self.at.nid),
+            Purpose::Change => store.ask_node_to_change(self.at.nid),
+        }
     }
 }
 
 /// Tells where the leaf is that covers `key`, if all nodes on the way are in memory and nobody changes them, and asks for the memory of the
-/// reference to it. `None` also where the leaves are few: those who use the tree have them in their caches. The inode is locked at least
-/// shared.
+/// reference to it. The inode is locked at least shared.
 #[inline]
 pub fn look_ahead(store: &Store<FsNode>, inode: &Inode, root: &Root, key: u64) -> Option<Ahead> {
-    if root.depth == 0 && root.children.len() < MANY_LEAVES {
-        return None;
-    }
     let shape = inode.shape();
     let mut at = Descent::enter(&root.children, key).ok()?;
     for _ in 0..root.depth {
@@ -450,7 +451,7 @@ fn root_of<'a>(op: &'a Op<'_, FsNode>, slot: Slot, tree: TreeId) -> Result<&'a R
 }
 
 /// Locks the leaf that covers `key`, and tells where its keys end. The operation holds the inode,
-/// shared with others or not. `ahead` is what was told of this key in this very inode.
+/// shared with others or not. `ahead` is what was told in this very inode.
 pub fn lock_leaf(
     op: &mut Op<'_, FsNode>,
     inode: Slot,
@@ -463,7 +464,7 @@ pub fn lock_leaf(
         let shape = before.shape();
         let same = |inode: &Inode| inode.shape() == shape || planted(Canary::ShapeIgnored);
         let told = ahead.take();
-        let told = told.and_then(|ahead| ahead.leaf(shape, op.store(), Purpose::Change));
+        let told = told.and_then(|ahead| ahead.leaf((key, shape), op.store(), Purpose::Change));
         let leaf = match told {
             Some(leaf) => leaf,
             None => find_in(op, root_of(op, inode, tree)?, key),

@@ -145,16 +145,11 @@ impl<C: Content> NodeCache<C> {
         self.lock(self.shard_of(nid)).groups.ask(group);
     }
 
-    /// Asks for the memory of a node that will be changed, for who has let its reference come before ([`ask`](Self::ask)); false: it
-    /// is not in the cache.
+    /// Asks for the memory of a node, for who has let its reference come before ([`ask`](Self::ask)); false: it is not in the cache.
     #[inline]
-    pub fn ask_node(&self, nid: Nid) -> bool {
+    pub fn ask_node(&self, nid: Nid, ask: impl FnOnce(&Arc<Cell<C>>)) -> bool {
         let shard = self.lock(self.shard_of(nid));
-        let found = shard.get(nid);
-        if let Some(cell) = found {
-            ask_to_change(cell);
-        }
-        found.is_some()
+        shard.get(nid).map(ask).is_some()
     }
 
     /// The node, of which the lines come at once, not each when it is looked at.
@@ -186,6 +181,7 @@ impl<C: Content> NodeCache<C> {
         let mut shard = self.lock(self.shard_of(nid));
         let seeking = shard.sought_by(core);
         let cell = shard.get(nid)?;
+        prefetch::shared(cell);
         cell.header.note_use();
         let cell = Arc::clone(cell);
         match cell.header.is_sought(seeking) {
