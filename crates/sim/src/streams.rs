@@ -321,13 +321,15 @@ mod tests {
     #[test]
     fn what_streams_wrote_is_there_for_all_and_never_what_its_blocks_held() {
         (0..20).for_each(|seed| super::run(seed).unwrap());
-        for (canary, what) in [
-            (Canary::PiecesNotEnded, "has 0x"),
-            (Canary::PieceLoggedEarly, "has 0x"),
+        // What is behind a piece that is not ended may be durable without it.
+        for (canary, signs) in [
+            (Canary::PiecesNotEnded, &["has 0x", "is a hole"][..]),
+            (Canary::PieceLoggedEarly, &["has 0x"]),
         ] {
             let found = found_with(canary);
             let found = found.unwrap_or_else(|| panic!("{} is not found", canary.name()));
-            assert!(found.contains(what), "{}: {found}", canary.name());
+            let is_sign = signs.iter().any(|sign| found.contains(sign));
+            assert!(is_sign, "{}: {found}", canary.name());
         }
     }
 }
