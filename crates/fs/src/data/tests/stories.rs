@@ -442,7 +442,7 @@ fn the_last_close_is_noticed_while_write_back_uses_the_file() {
     let gone = Arc::new(Gone(Mutex::new(rank::LEAF, Vec::new())));
     let deleter: Weak<Gone> = Arc::downgrade(&gone);
     let orphans = Arc::new(OrphanSet::new());
-    m.files.set_owner(Arc::clone(&orphans), deleter);
+    m.files.set_deleter(Arc::clone(&orphans), deleter);
     let ino = m.make();
     // One with a name is nobody's business.
     drop(m.open(ino));
