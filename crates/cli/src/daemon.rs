@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
 use std::ops::RangeInclusive;
+use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -145,12 +146,27 @@ pub fn check_awaited() -> Result<(), Failure> {
     }
 }
 
-/// In the daemon, once it is of use: tells the parent, and lets go of what it inherited. A log that is a file gets the last words of a daemon that
+/// In the daemon, once it is of use: lets go of what it inherited, and tells the parent. A log that is a file gets the last words of a daemon that
 /// dies: those of a thread without room on its stack, say, go to standard error.
 pub fn ready(log: Option<&File>) -> io::Result<()> {
     let mut out = io::stdout();
+    // Whoever hears the word finds nothing of theirs held any more, where there is a descriptor left to say it by.
     // Whether somebody hears it or not, what was inherited goes.
-    let told = writeln!(out, "{READY}").and_then(|()| out.flush());
+    match out.as_fd().try_clone_to_owned() {
+        Ok(parent) => {
+            let gone = let_go(log);
+            let told = writeln!(File::from(parent), "{READY}");
+            gone.and(told)
+        }
+        Err(_) => {
+            let told = writeln!(out, "{READY}").and_then(|()| out.flush());
+            let_go(log).and(told)
+        }
+    }
+}
+
+/// Of the caller's folder, and of the descriptors that every program has.
+fn let_go(log: Option<&File>) -> io::Result<()> {
     let null = OpenOptions::new()
         .read(true)
         .write(true)
@@ -159,7 +175,7 @@ pub fn ready(log: Option<&File>) -> io::Result<()> {
     rustix::stdio::dup2_stdout(&null)?;
     rustix::stdio::dup2_stderr(log.unwrap_or(&null))?;
     rustix::process::chdir("/")?;
-    told
+    Ok(())
 }
 
 /// Tells systemd, where it asked to be told.

@@ -186,7 +186,7 @@ fn a_daemon_keeps_nothing_open_that_its_caller_had() {
         .collect();
     assert!(open.contains(&mounted.array.images[0]), "{open:?}");
     assert!(!open.contains(&lock), "{open:?}");
-    // Where its last words go, and what the caller waited at.
+    // Where its last words go, and what the caller waited at: let go before the caller goes on.
     let opened = |number| fs::read_link(format!("/proc/{}/fd/{number}", pid.trim()));
     assert_eq!(opened(2).unwrap(), log);
     assert_eq!(opened(1).unwrap(), Path::new("/dev/null"));
