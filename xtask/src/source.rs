@@ -7,7 +7,7 @@ use crate::{Fallible, process, report::Suite};
 /// The layers, lowest first. A crate may use those before it.
 const LAYERS: &[&str] = &["base", "format", "device", "engine", "fs"];
 /// Crates at the top; only programs may use another of them.
-const TOPS: &[&str] = &["mount", "sim", "bench", "cli", "sqlite"];
+const TOPS: &[&str] = &["mount", "sim", "bench", "heap", "cli", "sqlite"];
 /// Nobody uses these.
 const PROGRAMS: &[&str] = &["cli", "sqlite"];
 
@@ -44,6 +44,7 @@ const RESERVED: &[(&str, &[&str], &str)] = &[
             "crates/device/src/uring",
             "crates/device/src/buf",
             "crates/engine/src/cache",
+            "crates/heap/",
             "crates/mount/",
             "crates/sqlite/src/database",
         ],

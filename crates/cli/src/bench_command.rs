@@ -323,6 +323,7 @@ fn written(args: &Written) -> Outcome {
 fn memory(asked: Option<u64>) -> Result<usize, Failure> {
     let bytes = asked.unwrap_or_else(mount_command::default_memory);
     mount_command::check_memory(bytes).map_err(|failure| failure.at("--cache-size"))?;
+    heap::suit(bytes as usize);
     Ok(bytes as usize)
 }
 

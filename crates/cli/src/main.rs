@@ -45,6 +45,9 @@ use args::{Command, Sheaf};
 use clap::Parser;
 use failure::{Failed, Failure, Outcome, USAGE};
 
+#[global_allocator]
+static HEAP: heap::Heap = heap::Heap;
+
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     // Else an image file that may not grow ends it, without a word and with what was begun left there.

@@ -77,6 +77,8 @@ struct Settings {
     device_timeout: Duration,
     /// Bytes that the buffers of workers may take beyond the limit of memory, as somebody asked for so many.
     beyond_limit: usize,
+    /// Bytes of memory, all that is in the limit.
+    limit: usize,
 }
 
 impl Settings {
@@ -128,6 +130,7 @@ impl Settings {
             metrics,
             device_timeout,
             beyond_limit,
+            limit: caches.bytes(),
         })
     }
 }
@@ -392,6 +395,7 @@ fn prepare_process(
         Some(path) => Some(PidFile::prepare(&path)?),
         None => None,
     };
+    heap::suit(settings.limit);
     if let Err(error) = base::sys::bound_allocator(base::thread::cpu_count()) {
         tracing::warn!("the allocator may keep more memory than cache_size says: {error}");
     }
