@@ -1,8 +1,8 @@
 //! The allocator of a program that holds many small objects: the C library's, or mimalloc once it is asked for.
 //!
 //! Why: the C library's heaps grow by a few small pages at a time, under a lock of the whole process, and what is on so many pages is mostly on one that the
-//! processor has no translation of. mimalloc takes large pages where the system has them. But it keeps what is freed for a while, some ten megabytes: too much
-//! for a process with a small limit on its memory.
+//! processor has no translation of. mimalloc takes large pages where the system has them. But it keeps what is freed for a while, some tens of megabytes: too
+//! much for a process with a small limit on its memory.
 //!
 //! Invariants:
 //! 1. Memory goes back to the allocator that it is of, whichever gives new memory by then.
@@ -18,10 +18,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[derive(Debug)]
 pub struct Heap;
 
+/// Bytes to which mimalloc aligns all blocks that have so many (`MI_MAX_ALIGN_SIZE`).
+const MAX_ALIGN: usize = 16;
+const PAGE: usize = 4096;
+/// Bytes that mimalloc is asked for at most.
+const SMALL: usize = 64 << 10;
+
 static LARGE: AtomicBool = AtomicBool::new(false);
 
-/// A limit on what a process uses by which it may keep some 80 MiB more than that.
-const LIMIT_MIN: usize = 1 << 30;
+/// A limit on what a process uses by which it may keep some 40 MiB more than that.
+const LIMIT_MIN: usize = 512 << 20;
 
 /// For a process that is to use no more than so many bytes: decides which allocator new memory is of from now on. Where its address space has a limit
 /// (`ulimit -v`, `ulimit -d`) the C library's stays: mimalloc takes a GiB of it at a time.
@@ -40,17 +46,41 @@ fn large() -> bool {
     LARGE.load(Ordering::Relaxed)
 }
 
-/// Whether memory in use is of mimalloc.
-fn is_large(memory: *mut u8) -> bool {
+/// Whether new memory for this layout is of mimalloc.
+#[inline]
+fn gives(layout: &Layout) -> bool {
+    is_small(layout) && large()
+}
+
+/// What mimalloc may be asked for. Longer memory the C library takes from the system as it is, zeroed, and gives back at once; and of alignments beyond
+/// 64 KiB mimalloc does not know whose a block is.
+#[inline]
+fn is_small(layout: &Layout) -> bool {
+    layout.size() <= SMALL && layout.align() <= PAGE
+}
+
+/// Whether every block of mimalloc that is long enough is aligned enough: who asks it for an alignment waits longer, and may get a longer block.
+#[inline]
+fn is_any_aligned(layout: &Layout) -> bool {
+    layout.align() <= MAX_ALIGN && layout.align() <= layout.size()
+}
+
+/// Whether memory in use, of this layout, is of mimalloc.
+#[inline]
+fn is_given(memory: *mut u8, layout: &Layout) -> bool {
     // SAFETY: it looks the address up, and reads nothing there.
-    large() && unsafe { mimalloc::mi_is_in_heap_region(memory.cast()) }
+    gives(layout) && unsafe { mimalloc::mi_is_in_heap_region(memory.cast()) }
 }
 
 // SAFETY: everything is left to the allocator that the memory is of.
 unsafe impl GlobalAlloc for Heap {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        match large() {
+        match gives(&layout) {
+            true if is_any_aligned(&layout) => {
+                // SAFETY: it takes any size.
+                unsafe { mimalloc::mi_malloc(layout.size()).cast() }
+            }
             // SAFETY: a layout's alignment is a power of two.
             true => unsafe { mimalloc::mi_malloc_aligned(layout.size(), layout.align()).cast() },
             // SAFETY: as the caller promises.
@@ -60,7 +90,11 @@ unsafe impl GlobalAlloc for Heap {
 
     #[inline]
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        match large() {
+        match gives(&layout) {
+            true if is_any_aligned(&layout) => {
+                // SAFETY: it takes any size.
+                unsafe { mimalloc::mi_zalloc(layout.size()).cast() }
+            }
             // SAFETY: a layout's alignment is a power of two.
             true => unsafe { mimalloc::mi_zalloc_aligned(layout.size(), layout.align()).cast() },
             // SAFETY: as the caller promises.
@@ -70,19 +104,32 @@ unsafe impl GlobalAlloc for Heap {
 
     #[inline]
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        match is_large(memory) {
-            // SAFETY: the memory is of mimalloc; the rest is as the caller promises.
-            true => unsafe {
-                mimalloc::mi_realloc_aligned(memory.cast(), size, layout.align()).cast()
-            },
+        if !is_given(memory, &layout) {
             // SAFETY: the memory is of the system's; the rest is as the caller promises.
-            false => unsafe { System.realloc(memory, layout, size) },
+            return unsafe { System.realloc(memory, layout, size) };
+        }
+        // SAFETY: as the caller promises of the size.
+        let new = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
+        if is_small(&new) {
+            // SAFETY: the memory is of mimalloc; the rest is as the caller promises.
+            return unsafe {
+                mimalloc::mi_realloc_aligned(memory.cast(), size, layout.align()).cast()
+            };
+        }
+        // SAFETY: the new memory is longer than the old one, which ends once it is copied.
+        unsafe {
+            let longer = System.alloc(new);
+            if !longer.is_null() {
+                longer.copy_from_nonoverlapping(memory, layout.size());
+                mimalloc::mi_free(memory.cast());
+            }
+            longer
         }
     }
 
     #[inline]
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        match is_large(memory) {
+        match is_given(memory, &layout) {
             // SAFETY: the memory is of mimalloc, and in use until now, as the caller promises.
             true => unsafe { mimalloc::mi_free(memory.cast()) },
             // SAFETY: the memory is of the system's; the rest is as the caller promises.
@@ -95,7 +142,16 @@ unsafe impl GlobalAlloc for Heap {
 mod tests {
     use super::*;
 
-    const SIZES: [(usize, usize); 5] = [(1, 1), (24, 8), (250, 64), (4000, 4096), (3 << 20, 16)];
+    const SIZES: [(usize, usize); 8] = [
+        (1, 1),
+        (4, 16),
+        (24, 8),
+        (48, 16),
+        (250, 64),
+        (4000, PAGE),
+        (SMALL / 2 + 1, 16),
+        (3 << 20, 16),
+    ];
 
     #[test]
     fn memory_goes_back_to_the_allocator_it_is_of() {
@@ -105,29 +161,52 @@ mod tests {
         let before = one_of_each();
         use_large_pages();
         let after = one_of_each();
-        for (pieces, expected) in [(before, false), (after, true)] {
+        for (pieces, is_of_mimalloc) in [(before, false), (after, true)] {
             for (layout, memory) in layouts.into_iter().zip(pieces) {
-                assert!(!memory.is_null());
-                assert_eq!(memory.addr() % layout.align(), 0);
-                assert_eq!(is_large(memory), expected);
+                assert_eq!(
+                    is_given(memory, &layout),
+                    is_of_mimalloc && is_small(&layout)
+                );
                 let size = layout.size();
                 let grown = Layout::from_size_align(2 * size, layout.align()).unwrap();
+                let shrunk = Layout::from_size_align(size.div_ceil(3), layout.align()).unwrap();
                 // SAFETY: it is used within its size, and given back once, with the layout that it has by then.
                 unsafe {
-                    assert!(
-                        std::slice::from_raw_parts(memory, size)
-                            .iter()
-                            .all(|&byte| byte == 0)
-                    );
+                    let holds = |memory: *mut u8, size, value| {
+                        assert_eq!(memory.addr() % layout.align(), 0);
+                        let bytes = std::slice::from_raw_parts(memory, size);
+                        assert!(bytes.iter().all(|&byte| byte == value));
+                    };
+                    holds(memory, size, 0);
                     memory.write_bytes(7, size);
                     let memory = Heap.realloc(memory, layout, grown.size());
-                    assert!(
-                        std::slice::from_raw_parts(memory, size)
-                            .iter()
-                            .all(|&byte| byte == 7)
-                    );
-                    assert_eq!(is_large(memory), expected);
-                    Heap.dealloc(memory, grown);
+                    holds(memory, size, 7);
+                    let moved = is_of_mimalloc && is_small(&grown);
+                    assert_eq!(is_given(memory, &grown), moved);
+                    let memory = Heap.realloc(memory, grown, shrunk.size());
+                    holds(memory, shrunk.size(), 7);
+                    assert_eq!(is_given(memory, &shrunk), moved);
+                    Heap.dealloc(memory, shrunk);
+                }
+            }
+        }
+    }
+
+    /// It asks nobody for an alignment that all memory has: what it is then told to be has to be so.
+    #[test]
+    fn memory_is_aligned_as_asked_for() {
+        use_large_pages();
+        let layouts = (0..=21).map(|bits| 1 << bits);
+        for align in layouts {
+            for size in [1, 8, 15, 16, 17, 48, 100, 4095, 4097, SMALL, SMALL + 1] {
+                let layout = Layout::from_size_align(size, align).unwrap();
+                // SAFETY: no layout is of no bytes; each is given back once.
+                unsafe {
+                    let memory: Vec<*mut u8> = (0..20).map(|_| Heap.alloc(layout)).collect();
+                    for piece in memory {
+                        assert_eq!(piece.addr() % align, 0, "{size} {align}");
+                        Heap.dealloc(piece, layout);
+                    }
                 }
             }
         }

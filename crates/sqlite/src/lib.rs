@@ -1,7 +1,7 @@
 //! SQLite on a Sheaf mount: built so that it commits by atomic writes of its database, in place of a journal, where the file system knows
 //! them.
 //!
-//! For tests and measurements alone: nothing of Sheaf depends on it, so that who builds Sheaf needs no C compiler. [`database`] is as much
+//! For tests and measurements alone: nothing of Sheaf depends on it. [`database`] is as much
 //! of SQLite as these need; [`ledger`] is a database whose rows tell whether any is missing or half there; [`kills`] kills who writes
 //! it, and the daemon below it.
 

@@ -178,16 +178,19 @@ impl GrowingPool {
 
 impl Drop for GrowingPool {
     fn drop(&mut self) {
-        let (handles, sleepers) = {
-            let mut state = self.0.state.lock();
-            state.closing = true;
-            let handles = std::mem::take(&mut state.handles);
-            (handles, std::mem::take(&mut state.idle))
-        };
+        let mut state = self.0.state.lock();
+        state.closing = true;
+        let sleepers = std::mem::take(&mut state.idle);
         sleepers.iter().for_each(|sleeper| sleeper.notify_one());
-        for handle in handles {
-            // What a job had may have been the last that kept the pool.
-            handle.join_unless_it_is_ours();
+        // Whom one of them was about to start is known when that one has ended.
+        while !state.handles.is_empty() {
+            let handles = std::mem::take(&mut state.handles);
+            drop(state);
+            for handle in handles {
+                // What a job had may have been the last that kept the pool.
+                handle.join_unless_it_is_ours();
+            }
+            state = self.0.state.lock();
         }
     }
 }
