@@ -319,7 +319,7 @@ fn written(args: &Written) -> Outcome {
     })
 }
 
-/// Memory for Sheaf in this process, by default what a mount takes.
+/// Memory for Sheaf in this process, by default what a mount takes; the allocator is one that suits it.
 fn memory(asked: Option<u64>) -> Result<usize, Failure> {
     let bytes = asked.unwrap_or_else(mount_command::default_memory);
     mount_command::check_memory(bytes).map_err(|failure| failure.at("--cache-size"))?;

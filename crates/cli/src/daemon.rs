@@ -150,30 +150,27 @@ pub fn check_awaited() -> Result<(), Failure> {
 /// dies: those of a thread without room on its stack, say, go to standard error.
 pub fn ready(log: Option<&File>) -> io::Result<()> {
     let mut out = io::stdout();
+    let null = OpenOptions::new().read(true).write(true).open("/dev/null");
     // Whoever hears the word finds nothing of theirs held any more, where there is a descriptor left to say it by.
     // Whether somebody hears it or not, what was inherited goes.
     match out.as_fd().try_clone_to_owned() {
         Ok(parent) => {
-            let gone = let_go(log);
+            let gone = null.and_then(|null| let_go(&null, log));
             let told = writeln!(File::from(parent), "{READY}");
             gone.and(told)
         }
         Err(_) => {
             let told = writeln!(out, "{READY}").and_then(|()| out.flush());
-            let_go(log).and(told)
+            null.and_then(|null| let_go(&null, log)).and(told)
         }
     }
 }
 
 /// Of the caller's folder, and of the descriptors that every program has.
-fn let_go(log: Option<&File>) -> io::Result<()> {
-    let null = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/null")?;
-    rustix::stdio::dup2_stdin(&null)?;
-    rustix::stdio::dup2_stdout(&null)?;
-    rustix::stdio::dup2_stderr(log.unwrap_or(&null))?;
+fn let_go(null: &File, log: Option<&File>) -> io::Result<()> {
+    rustix::stdio::dup2_stdin(null)?;
+    rustix::stdio::dup2_stdout(null)?;
+    rustix::stdio::dup2_stderr(log.unwrap_or(null))?;
     rustix::process::chdir("/")?;
     Ok(())
 }

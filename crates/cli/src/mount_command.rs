@@ -77,7 +77,7 @@ struct Settings {
     device_timeout: Duration,
     /// Bytes that the buffers of workers may take beyond the limit of memory, as somebody asked for so many.
     beyond_limit: usize,
-    /// Bytes of memory, all that is in the limit.
+    /// Bytes of memory that `cache_size` allows.
     limit: usize,
 }
 
@@ -112,8 +112,9 @@ impl Settings {
         if let Some(bytes) = args.cache_size {
             caches.limit(bytes)?;
         }
-        fs = fs.with_memory(caches.bytes());
-        let beyond_limit = mount.limit_workers(caches.bytes() / 8);
+        let limit = caches.bytes();
+        fs = fs.with_memory(limit);
+        let beyond_limit = mount.limit_workers(limit / 8);
         fs.data.atime = match mount.atime {
             mount::AtimePolicy::Relative => fs::AtimePolicy::Relative,
             mount::AtimePolicy::Never => fs::AtimePolicy::Never,
@@ -130,7 +131,7 @@ impl Settings {
             metrics,
             device_timeout,
             beyond_limit,
-            limit: caches.bytes(),
+            limit,
         })
     }
 }

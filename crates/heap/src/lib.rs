@@ -6,7 +6,7 @@
 //!
 //! Invariants:
 //! 1. Memory goes back to the allocator that it is of, whichever gives new memory by then.
-//! 2. Until [`use_large_pages`] is called none is of mimalloc, and nobody has to ask. Whoever has memory of it was told of it by somebody who knew
+//! 2. Until [`use_mimalloc`] is called none is of mimalloc, and nobody has to ask. Whoever has memory of it was told of it by somebody who knew
 //!    of that call, so needs no order of its own to know of it.
 
 use libmimalloc_sys as mimalloc;
@@ -24,36 +24,41 @@ const PAGE: usize = 4096;
 /// Bytes that mimalloc is asked for at most.
 const SMALL: usize = 64 << 10;
 
-static LARGE: AtomicBool = AtomicBool::new(false);
+static USES_MIMALLOC: AtomicBool = AtomicBool::new(false);
 
-/// A limit on what a process uses by which it may keep some 40 MiB more than that.
+/// Limits from which on there is room for what mimalloc keeps: some 40 MiB were measured.
 const LIMIT_MIN: usize = 512 << 20;
 
-/// For a process that is to use no more than so many bytes: decides which allocator new memory is of from now on. Where its address space has a limit
-/// (`ulimit -v`, `ulimit -d`) the C library's stays: mimalloc takes a GiB of it at a time.
+/// Has new memory come from mimalloc from now on, if this process is to use no more than so many bytes and that is enough. Where its address space has a
+/// limit (`ulimit -v`, `ulimit -d`) nothing changes: mimalloc takes a GiB of it at a time.
 pub fn suit(limit: usize) {
-    let is_bounded = |resource| getrlimit(resource).current.is_some();
-    if limit >= LIMIT_MIN && ![Resource::As, Resource::Data].into_iter().any(is_bounded) {
-        use_large_pages();
+    let bounds = [Resource::As, Resource::Data].map(|resource| getrlimit(resource).current);
+    if has_room(limit, bounds) {
+        use_mimalloc();
     }
 }
 
-fn use_large_pages() {
-    LARGE.store(true, Ordering::Relaxed);
+/// Whether a process has, with a limit on what it uses and these on its address space.
+fn has_room(limit: usize, bounds: [Option<u64>; 2]) -> bool {
+    limit >= LIMIT_MIN && bounds.iter().all(Option::is_none)
 }
 
-fn large() -> bool {
-    LARGE.load(Ordering::Relaxed)
+fn use_mimalloc() {
+    USES_MIMALLOC.store(true, Ordering::Relaxed);
+}
+
+fn uses_mimalloc() -> bool {
+    USES_MIMALLOC.load(Ordering::Relaxed)
 }
 
 /// Whether new memory for this layout is of mimalloc.
 #[inline]
-fn gives(layout: &Layout) -> bool {
-    is_small(layout) && large()
+fn is_for_mimalloc(layout: &Layout) -> bool {
+    is_small(layout) && uses_mimalloc()
 }
 
-/// What mimalloc may be asked for. Longer memory the C library takes from the system as it is, zeroed, and gives back at once; and of alignments beyond
-/// 64 KiB mimalloc does not know whose a block is.
+/// What mimalloc may be asked for. Longer memory the C library can take from the system as it is, zeroed, and give back at once; what begins at a page
+/// mostly is longer, and for some alignments beyond 64 KiB it is not certain that mimalloc finds a block.
 #[inline]
 fn is_small(layout: &Layout) -> bool {
     layout.size() <= SMALL && layout.align() <= PAGE
@@ -61,23 +66,23 @@ fn is_small(layout: &Layout) -> bool {
 
 /// Whether every block of mimalloc that is long enough is aligned enough: who asks it for an alignment waits longer, and may get a longer block.
 #[inline]
-fn is_any_aligned(layout: &Layout) -> bool {
+fn is_aligned_anyway(layout: &Layout) -> bool {
     layout.align() <= MAX_ALIGN && layout.align() <= layout.size()
 }
 
 /// Whether memory in use, of this layout, is of mimalloc.
 #[inline]
-fn is_given(memory: *mut u8, layout: &Layout) -> bool {
+fn is_of_mimalloc(memory: *mut u8, layout: &Layout) -> bool {
     // SAFETY: it looks the address up, and reads nothing there.
-    gives(layout) && unsafe { mimalloc::mi_is_in_heap_region(memory.cast()) }
+    is_for_mimalloc(layout) && unsafe { mimalloc::mi_is_in_heap_region(memory.cast()) }
 }
 
 // SAFETY: everything is left to the allocator that the memory is of.
 unsafe impl GlobalAlloc for Heap {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        match gives(&layout) {
-            true if is_any_aligned(&layout) => {
+        match is_for_mimalloc(&layout) {
+            true if is_aligned_anyway(&layout) => {
                 // SAFETY: it takes any size.
                 unsafe { mimalloc::mi_malloc(layout.size()).cast() }
             }
@@ -90,8 +95,8 @@ unsafe impl GlobalAlloc for Heap {
 
     #[inline]
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        match gives(&layout) {
-            true if is_any_aligned(&layout) => {
+        match is_for_mimalloc(&layout) {
+            true if is_aligned_anyway(&layout) => {
                 // SAFETY: it takes any size.
                 unsafe { mimalloc::mi_zalloc(layout.size()).cast() }
             }
@@ -104,7 +109,7 @@ unsafe impl GlobalAlloc for Heap {
 
     #[inline]
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        if !is_given(memory, &layout) {
+        if !is_of_mimalloc(memory, &layout) {
             // SAFETY: the memory is of the system's; the rest is as the caller promises.
             return unsafe { System.realloc(memory, layout, size) };
         }
@@ -129,7 +134,7 @@ unsafe impl GlobalAlloc for Heap {
 
     #[inline]
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        match is_given(memory, &layout) {
+        match is_of_mimalloc(memory, &layout) {
             // SAFETY: the memory is of mimalloc, and in use until now, as the caller promises.
             true => unsafe { mimalloc::mi_free(memory.cast()) },
             // SAFETY: the memory is of the system's; the rest is as the caller promises.
@@ -141,6 +146,14 @@ unsafe impl GlobalAlloc for Heap {
 #[cfg(all(test, not(miri)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn small_limits_change_nothing() {
+        assert!(!has_room(LIMIT_MIN - 1, [None, None]));
+        assert!(has_room(LIMIT_MIN, [None, None]));
+        assert!(!has_room(LIMIT_MIN, [Some(u64::MAX), None]));
+        assert!(!has_room(LIMIT_MIN, [None, Some(1 << 40)]));
+    }
 
     const SIZES: [(usize, usize); 8] = [
         (1, 1),
@@ -154,19 +167,17 @@ mod tests {
     ];
 
     #[test]
-    fn memory_goes_back_to_the_allocator_it_is_of() {
+    fn memory_goes_back_to_the_allocator_it_is_of_aligned_and_zeroed() {
         let layouts = SIZES.map(|(size, align)| Layout::from_size_align(size, align).unwrap());
         // SAFETY: no layout is of no bytes.
         let one_of_each = || layouts.map(|layout| unsafe { Heap.alloc_zeroed(layout) });
         let before = one_of_each();
-        use_large_pages();
+        use_mimalloc();
         let after = one_of_each();
-        for (pieces, is_of_mimalloc) in [(before, false), (after, true)] {
+        for (pieces, expected) in [(before, false), (after, true)] {
             for (layout, memory) in layouts.into_iter().zip(pieces) {
-                assert_eq!(
-                    is_given(memory, &layout),
-                    is_of_mimalloc && is_small(&layout)
-                );
+                let given = expected && is_small(&layout);
+                assert_eq!(is_of_mimalloc(memory, &layout), given);
                 let size = layout.size();
                 let grown = Layout::from_size_align(2 * size, layout.align()).unwrap();
                 let shrunk = Layout::from_size_align(size.div_ceil(3), layout.align()).unwrap();
@@ -181,32 +192,41 @@ mod tests {
                     memory.write_bytes(7, size);
                     let memory = Heap.realloc(memory, layout, grown.size());
                     holds(memory, size, 7);
-                    let moved = is_of_mimalloc && is_small(&grown);
-                    assert_eq!(is_given(memory, &grown), moved);
+                    let moved = expected && is_small(&grown);
+                    assert_eq!(is_of_mimalloc(memory, &grown), moved);
                     let memory = Heap.realloc(memory, grown, shrunk.size());
                     holds(memory, shrunk.size(), 7);
-                    assert_eq!(is_given(memory, &shrunk), moved);
+                    assert_eq!(is_of_mimalloc(memory, &shrunk), moved);
                     Heap.dealloc(memory, shrunk);
                 }
             }
         }
+        used_memory_is_aligned_and_zeroed();
     }
 
-    /// It asks nobody for an alignment that all memory has: what it is then told to be has to be so.
-    #[test]
-    fn memory_is_aligned_as_asked_for() {
-        use_large_pages();
+    /// Nobody is asked for an alignment that all memory has, so that has to be so. What is zeroed was used before.
+    fn used_memory_is_aligned_and_zeroed() {
         let layouts = (0..=21).map(|bits| 1 << bits);
         for align in layouts {
             for size in [1, 8, 15, 16, 17, 48, 100, 4095, 4097, SMALL, SMALL + 1] {
                 let layout = Layout::from_size_align(size, align).unwrap();
                 // SAFETY: no layout is of no bytes; each is given back once.
                 unsafe {
-                    let memory: Vec<*mut u8> = (0..20).map(|_| Heap.alloc(layout)).collect();
-                    for piece in memory {
-                        assert_eq!(piece.addr() % align, 0, "{size} {align}");
-                        Heap.dealloc(piece, layout);
+                    for ask in [Heap::alloc, Heap::alloc_zeroed] {
+                        let pieces: Vec<*mut u8> = (0..20).map(|_| ask(&Heap, layout)).collect();
+                        for piece in pieces {
+                            assert_eq!(piece.addr() % align, 0, "{size} {align}");
+                            piece.write_bytes(7, size);
+                            Heap.dealloc(piece, layout);
+                        }
                     }
+                    let zeroed = Heap.alloc_zeroed(layout);
+                    assert!(
+                        std::slice::from_raw_parts(zeroed, size)
+                            .iter()
+                            .all(|&byte| byte == 0)
+                    );
+                    Heap.dealloc(zeroed, layout);
                 }
             }
         }
