@@ -12,6 +12,7 @@
 //! - [`totals`]: a block is promised once;
 //! - [`bitmap`], [`region`], [`ready`]: a nid is given out once, with its own version, and none is
 //!   lost; a region with many free nids is found;
+//! - [`latch`]: one thread at a time has a latch, and who looks under one at what another lock protects meets no writer;
 //! - [`readers`]: no writer meets a reader that entered a lock without taking it;
 //! - [`tags`]: who copies a cached page without a lock gets that page, as it was at one moment;
 //! - [`gate`], [`ranges`]: writes of several pages are seen whole, and those that overlap come one after the other;
@@ -48,6 +49,10 @@ mod flush;
 #[cfg(test)]
 #[path = "../../crates/fs/src/data/gate.rs"]
 mod gate;
+#[cfg(test)]
+#[expect(dead_code, reason = "nobody tries again without writing here")]
+#[path = "../../crates/base/src/latch.rs"]
+mod latch;
 #[cfg(test)]
 #[expect(dead_code, reason = "some of it has nothing to model")]
 #[path = "../../crates/device/src/driver/mail.rs"]

@@ -4,6 +4,7 @@ mod changed;
 mod device;
 mod drivers;
 mod journal;
+mod latches;
 mod marks;
 mod ranges;
 mod readers;

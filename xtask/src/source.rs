@@ -44,6 +44,7 @@ const RESERVED: &[(&str, &[&str], &str)] = &[
             "crates/device/src/uring",
             "crates/device/src/buf",
             "crates/engine/src/cache",
+            "crates/engine/src/node/cache",
             "crates/heap/",
             "crates/mount/",
             "crates/sqlite/src/database",

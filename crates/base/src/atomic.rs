@@ -3,6 +3,24 @@
 
 pub use std::sync::atomic::{Ordering, fence};
 
+/// What locks are made of: they are recorded as such.
+pub mod of_locks {
+    pub use std::sync::atomic::{AtomicBool, AtomicU32};
+}
+
+/// Adds to a number that no other thread changes, whoever looks at it, and returns what it comes to. That takes no locked instruction. Where what
+/// threads share is recorded a thread may have another one's place for a moment, and it does.
+#[inline]
+#[cfg_attr(feature = "trace", track_caller)]
+pub fn add_alone(number: &AtomicI64, value: i64) -> i64 {
+    if cfg!(feature = "trace") {
+        return number.fetch_add(value, Ordering::Relaxed) + value;
+    }
+    let now = number.load(Ordering::Relaxed) + value;
+    number.store(now, Ordering::Relaxed);
+    now
+}
+
 #[cfg(not(feature = "trace"))]
 pub use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 

@@ -211,6 +211,11 @@ pub fn now_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
+/// For who waits that long for something.
+pub(crate) fn moment_in(time: Duration) -> std::time::Instant {
+    std::time::Instant::now() + time
+}
+
 /// Sleeps so long, woken by a timer that is as exact as it can be.
 pub fn nap(ns: u64) {
     exact_timers();

@@ -15,6 +15,7 @@ pub mod canary;
 pub mod cgroup;
 pub mod clock;
 pub mod counter;
+mod latch;
 pub mod limited;
 pub mod map;
 pub mod mapping;

@@ -10,17 +10,23 @@
 
 mod handle;
 mod held;
+mod latch;
 pub mod rank;
 mod rwlock;
 
 pub use handle::{Handle, OfCore};
 pub use held::assert_none_held_from;
 pub use rank::Rank;
-pub use rwlock::{Keyed, OwnedReadGuard, OwnedWriteGuard, ReadGuard, RwLock, WriteGuard};
+pub use rwlock::{
+    Keyed, Look, OwnedReadGuard, OwnedWriteGuard, ReadGuard, RwLock, Unseen, WriteGuard,
+};
 
 #[cfg(feature = "simulate")]
 use crate::sched::On;
 use held::{Held, Mode, acquire, address};
+use latch::RawLatch;
+use parking_lot::lock_api::{self, RawMutex};
+use std::fmt;
 #[cfg(feature = "simulate")]
 use std::mem::forget;
 use std::ops::{Deref, DerefMut};
@@ -35,30 +41,50 @@ pub use std::sync::Arc;
 /// For values that are made without waiting for anything.
 pub use std::sync::OnceLock;
 
-#[derive(Debug)]
-pub struct Mutex<T: ?Sized> {
+/// A lock that one thread has at a time.
+pub type Mutex<T> = Alone<parking_lot::RawMutex, T>;
+/// A [`Mutex`] for what is done in a moment, by threads that wait for nothing meanwhile but other latches: it costs one
+/// locked instruction in the place of two, and has no [`Condvar`]. See [`crate::latch`].
+pub type Latch<T> = Alone<RawLatch, T>;
+
+pub type MutexGuard<'a, T> = AloneGuard<'a, parking_lot::RawMutex, T>;
+pub type LatchGuard<'a, T> = AloneGuard<'a, RawLatch, T>;
+
+/// What [`Mutex`] and [`Latch`] have in common: `R` waits.
+pub struct Alone<R, T: ?Sized> {
     rank: Rank,
     key: u64,
-    inner: parking_lot::Mutex<T>,
+    inner: lock_api::Mutex<R, T>,
 }
 
-#[derive(Debug)]
-pub struct MutexGuard<'a, T: ?Sized> {
-    inner: parking_lot::MutexGuard<'a, T>,
+pub struct AloneGuard<'a, R: RawMutex, T: ?Sized> {
+    inner: lock_api::MutexGuard<'a, R, T>,
     _held: Held,
 }
 
-impl<T> Mutex<T> {
+impl<R: RawMutex, T: ?Sized + fmt::Debug> fmt::Debug for Alone<R, T> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(out)
+    }
+}
+
+impl<R: RawMutex, T: ?Sized + fmt::Debug> fmt::Debug for AloneGuard<'_, R, T> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(out)
+    }
+}
+
+impl<R: RawMutex, T> Alone<R, T> {
     pub const fn new(rank: Rank, value: T) -> Self {
         Self::keyed(rank, 0, value)
     }
 
     /// A lock among several of one rank, ordered by `key`.
     pub const fn keyed(rank: Rank, key: u64, value: T) -> Self {
-        Mutex {
+        Alone {
             rank,
             key,
-            inner: parking_lot::Mutex::new(value),
+            inner: lock_api::Mutex::from_raw(R::INIT, value),
         }
     }
 
@@ -66,20 +92,22 @@ impl<T> Mutex<T> {
         self.inner.into_inner()
     }
 
+    #[inline]
     #[cfg_attr(feature = "trace", track_caller)]
-    pub fn lock(&self) -> MutexGuard<'_, T> {
+    pub fn lock(&self) -> AloneGuard<'_, R, T> {
         let lock = address(&self.inner);
         let held = Held::take(self.rank, self.key, lock, Mode::Exclusive);
-        MutexGuard {
+        AloneGuard {
             inner: acquire(lock, || self.inner.try_lock(), || self.inner.lock()),
             _held: held,
         }
     }
 
+    #[inline]
     #[cfg_attr(feature = "trace", track_caller)]
-    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+    pub fn try_lock(&self) -> Option<AloneGuard<'_, R, T>> {
         let inner = self.inner.try_lock()?;
-        Some(MutexGuard {
+        Some(AloneGuard {
             inner,
             _held: Held::record(self.rank, self.key, address(&self.inner), Mode::Exclusive),
         })
@@ -90,14 +118,14 @@ impl<T> Mutex<T> {
     }
 }
 
-impl<T: ?Sized> Deref for MutexGuard<'_, T> {
+impl<R: RawMutex, T: ?Sized> Deref for AloneGuard<'_, R, T> {
     type Target = T;
     fn deref(&self) -> &T {
         &self.inner
     }
 }
 
-impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
+impl<R: RawMutex, T: ?Sized> DerefMut for AloneGuard<'_, R, T> {
     fn deref_mut(&mut self) -> &mut T {
         &mut self.inner
     }

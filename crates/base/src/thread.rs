@@ -236,12 +236,18 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
+        // Before another thread may have it.
+        LANE.set(NO_LANE + 1);
         LANES.lock().0.push(self.0);
     }
 }
 
+/// Of threads that are about to end, all together.
+const NO_LANE: u32 = u32::MAX - 1;
+
 /// A small number that no other running thread has, for structures with a part for each: as good as
-/// [`current_cpu`] where threads stay on their cores, and cheaper. A hint, as that.
+/// [`current_cpu`] where threads stay on their cores, and cheaper. Threads that are about to end share one that is not small. In
+/// builds that record a thread has that of the core for which it is recorded, and another one may have it, too.
 #[inline]
 pub fn lane() -> usize {
     #[cfg(feature = "simulate")]
@@ -260,8 +266,7 @@ pub fn lane() -> usize {
 
 #[cold]
 fn new_lane() -> usize {
-    // A thread that is about to end shares one.
-    let lane = LEASE.try_with(|lease| lease.0).unwrap_or(0);
+    let lane = LEASE.try_with(|lease| lease.0).unwrap_or(NO_LANE);
     LANE.set(lane + 1);
     lane as usize
 }

@@ -46,7 +46,7 @@ use crate::table::{DirtyRegion, Entry, PageSink, write_part};
 use crate::written::BytesWritten;
 use base::atomic::{AtomicI64, AtomicUsize, Ordering};
 use base::canary::{Canary, planted};
-use base::sync::{Arc, Mutex};
+use base::sync::{Arc, Latch};
 use base::tight;
 use device::{Array, Durability};
 use format::checkpoint::{
@@ -164,7 +164,7 @@ impl<C: Content> Taken<'_, C> {
     fn let_go(mut self) {
         let memory = self.changed.memory.load(Ordering::Relaxed);
         self.store.release(std::mem::take(&mut self.changed.lists));
-        self.store.dirty.let_go(self.store.shard(), memory);
+        self.store.dirty.let_go(memory);
     }
 }
 
@@ -301,7 +301,7 @@ impl<C: Content> Store<C> {
                 let dirty = list.lock().clone();
                 let merges = |one: &&Dirty<C>| one.cell.header.merges.load(Ordering::Relaxed);
                 for one in dirty.iter().filter(merges) {
-                    self.fold(&one.cell, &mut one.cell.write());
+                    self.fold(&one.cell, &mut self.nodes.write(&one.cell));
                 }
             }
         }
@@ -422,7 +422,7 @@ impl<C: Content> Store<C> {
 
     fn take_dirty(&self) -> Changed<C> {
         self.dirty.leaves.begin();
-        let take = |list: &Padded<Mutex<Vec<_>>>| std::mem::take(&mut *list.lock());
+        let take = |list: &Padded<Latch<Vec<_>>>| std::mem::take(&mut *list.lock());
         let mut lists: Vec<Vec<Dirty<C>>> = self.dirty.lists.iter().map(take).collect();
         if planted(Canary::DirtyNodeForgotten) {
             lists.iter_mut().find_map(Vec::pop);
@@ -539,8 +539,7 @@ impl<C: Content> Store<C> {
     /// Images count as live before their nodes no longer count as dirty: whoever adds both up finds enough.
     fn settle(&self, packer: &mut Packer<'_>, refunds: &mut Charge) -> Result<(), Error> {
         packer.settle()?;
-        self.dirty
-            .written(self.shard(), std::mem::take(&mut refunds.image));
+        self.dirty.written(std::mem::take(&mut refunds.image));
         Ok(())
     }
 
@@ -561,7 +560,7 @@ impl<C: Content> Store<C> {
         // Invariant 4. The lock is held while the image is made, not while it is written.
         image.clear();
         let mut captured = {
-            let mut node = cell.write();
+            let mut node = self.nodes.write(cell);
             self.fold(cell, &mut node);
             self.capture_state(cell, &node, refunds, |encode| {
                 encode(image);

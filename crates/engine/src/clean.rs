@@ -470,7 +470,7 @@ impl<C: Content> Store<C> {
         self.table.touch_page(item.kind, item.id, item.place)?;
         if item.kind == ItemKind::TableLeaf {
             let first = Nid(item.id * LEAF_NIDS);
-            self.dirty.leaves.touch(self.shard(), first);
+            self.dirty.leaves.touch(first);
         }
         Ok(())
     }

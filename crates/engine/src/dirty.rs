@@ -21,7 +21,8 @@ use crate::store::StoreOptions;
 use crate::sum::{Padded, Sum};
 use crate::table::ChangedLeaves;
 use base::atomic::{AtomicI64, Ordering};
-use base::sync::{Arc, Mutex, rank};
+use base::sync::{Arc, Latch, rank};
+use base::thread::lane;
 use device::Array;
 use format::table::LEAF_NIDS;
 use format::{BLOCK_SIZE, Nid};
@@ -84,7 +85,7 @@ impl AddAssign for Charge {
 
 #[derive(Debug)]
 pub(crate) struct DirtyNodes<C> {
-    pub lists: Vec<Padded<Mutex<Vec<Dirty<C>>>>>,
+    pub lists: Vec<Padded<Latch<Vec<Dirty<C>>>>>,
     memory: Sum,
     images: Sum,
     pub leaves: DirtyLeaves,
@@ -101,7 +102,7 @@ pub(crate) struct DirtyNodes<C> {
 impl<C> DirtyNodes<C> {
     pub fn new(array: &Array, options: &StoreOptions, changed: Arc<ChangedLeaves>) -> Self {
         let shards = options.shards;
-        let list = |i| Padded(Mutex::keyed(rank::DIRTY_LIST, i as u64, Vec::new()));
+        let list = |i| Padded(Latch::keyed(rank::DIRTY_LIST, i as u64, Vec::new()));
         let (memory, limit) = (memory_limit(options), write_limit(array, options));
         // By how much the sums may be wrong for who looks at them.
         let slack = memory.min(limit) / 64;
@@ -127,19 +128,19 @@ impl<C> DirtyNodes<C> {
         self.memory_limit.min(self.limit_now())
     }
 
-    pub fn charge(&self, shard: usize, charge: Charge) {
-        self.memory.add(shard, charge.memory);
-        self.images.add(shard, charge.image);
+    pub fn charge(&self, charge: Charge) {
+        self.memory.add(lane(), charge.memory);
+        self.images.add(lane(), charge.image);
     }
 
     /// Images count as live bytes from now on.
-    pub fn written(&self, shard: usize, bytes: i64) {
-        self.images.add(shard, -bytes);
+    pub fn written(&self, bytes: i64) {
+        self.images.add(lane(), -bytes);
     }
 
     /// The checkpoint let go of nodes.
-    pub fn let_go(&self, shard: usize, memory: i64) {
-        self.memory.add(shard, -memory);
+    pub fn let_go(&self, memory: i64) {
+        self.memory.add(lane(), -memory);
     }
 
     /// What a checkpoint begun now would have to write at most, roughly.
@@ -284,15 +285,15 @@ impl DirtyLeaves {
         clean.count() as i64 * LEAF_COST
     }
 
-    pub fn touch(&self, shard: usize, nid: Nid) {
+    pub fn touch(&self, nid: Nid) {
         if self.changed.add(nid.0 / LEAF_NIDS) {
-            self.count.add(shard, 1);
+            self.count.add(lane(), 1);
         }
     }
 
     /// A checkpoint takes the dirty nodes and their leaves.
     pub fn begin(&self) {
-        self.count.add(0, -(self.changed.begin() as i64));
+        self.count.add(lane(), -(self.changed.begin() as i64));
     }
 
     /// It has entered all of them into the node table.
@@ -324,7 +325,7 @@ mod tests {
 
     /// Leaf pages change.
     fn touch(dirty: &DirtyNodes<()>, leaves: u64) {
-        (0..leaves).for_each(|leaf| dirty.leaves.touch(0, Nid(leaf * LEAF_NIDS)));
+        (0..leaves).for_each(|leaf| dirty.leaves.touch(Nid(leaf * LEAF_NIDS)));
     }
 
     /// The sums may be that much away.
@@ -337,13 +338,10 @@ mod tests {
         let dirty = dirty();
         dirty.leaves.wrote(100, 100 * 800);
         touch(&dirty, 2000);
-        dirty.charge(
-            0,
-            Charge {
-                memory: 0,
-                image: 1 << 20,
-            },
-        );
+        dirty.charge(Charge {
+            memory: 0,
+            image: 1 << 20,
+        });
         for room in [8 * dirty.limit, dirty.limit, 0] {
             dirty.adapt(room, i64::MAX);
             assert!(dirty.limit_now() <= dirty.limit);
@@ -364,13 +362,10 @@ mod tests {
         assert_eq!(most, dirty.limit * 4);
         let images = 20 << 20;
         touch(&dirty, 2000);
-        dirty.charge(
-            0,
-            Charge {
-                memory: 0,
-                image: images,
-            },
-        );
+        dirty.charge(Charge {
+            memory: 0,
+            image: images,
+        });
         assert!(is_near(
             dirty.pressure(),
             (images + 2000 * LEAF_COST) * 500 / most

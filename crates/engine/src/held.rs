@@ -17,7 +17,7 @@ use crate::node::Cell;
 use crate::sum::Padded;
 use base::atomic::{AtomicUsize, Ordering};
 use base::canary::{Canary, planted};
-use base::sync::{Arc, Handle, Mutex, OfCore, rank};
+use base::sync::{Arc, Handle, Latch, OfCore, rank};
 use format::Nid;
 
 /// Nodes that a core holds at most.
@@ -34,7 +34,7 @@ pub(crate) struct HeldNodes<C> {
 struct Core<C> {
     /// Nodes in the table; a hint for who has none.
     count: AtomicUsize,
-    table: Mutex<Box<[Option<Held<C>>]>>,
+    table: Latch<Box<[Option<Held<C>>]>>,
 }
 
 #[derive(Debug)]
@@ -71,7 +71,7 @@ impl<C> Core<C> {
         let table = (0..PLACES).map(|_| None).collect();
         Core {
             count: AtomicUsize::new(0),
-            table: Mutex::keyed(rank::HELD_NODES, number as u64, table),
+            table: Latch::keyed(rank::HELD_NODES, number as u64, table),
         }
     }
 

@@ -449,7 +449,7 @@ mod tests {
 
     /// As if nodes had changed that no checkpoint lets go of.
     fn crowd(store: &TestStore, memory: i64) {
-        store.dirty.charge(0, Charge { memory, image: 0 });
+        store.dirty.charge(Charge { memory, image: 0 });
     }
 
     const SMALL: Extensive = Extensive {

@@ -65,7 +65,7 @@ pub use finding::{FINDINGS_MAX, Finding, Findings, Object, Severity};
 pub use growth::Growth;
 pub use large::{Extensive, Touched};
 pub use new_data::NewData;
-pub use node::{Node, NodeRead};
+pub use node::{Node, NodeLock, NodeRead, NodeRef};
 pub use op::{Epoch, Mode, Need, Op, Slot, Slots};
 pub use proof::{Proof, proves};
 pub use recovery::{RecoveryReport, outdated, outdated_text};

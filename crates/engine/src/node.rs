@@ -22,7 +22,7 @@ use crate::error::Error;
 use crate::space_map::SpaceMap;
 use base::atomic::{AtomicBool, AtomicU32, Ordering};
 use base::prefetch;
-use base::sync::{Arc, Handle, Keyed, OwnedReadGuard, Rank, RwLock, rank};
+use base::sync::{Arc, Handle, Keyed, OwnedReadGuard, Rank, ReadGuard, RwLock, rank};
 use base::thread::lane;
 use format::item::{ItemKind, padded_len};
 use format::table::KIND_SPACE_MAP;
@@ -102,10 +102,25 @@ impl CellHeader {
         recent
     }
 
+    /// What a node is charged for while it is dirty.
+    fn full_charge(&self) -> Charge {
+        let memory = self.bytes.load(Ordering::Relaxed) as usize;
+        Charge::of_dirty(memory, self.image.load(Ordering::Relaxed) as usize)
+    }
+
+    /// What becoming dirty charges, if it is the first time and nobody else can find the cell.
+    pub fn first_charge(&self) -> Charge {
+        let charge = self.full_charge();
+        self.dirty_memory
+            .store(charge.memory as u32, Ordering::Relaxed);
+        self.dirty_image
+            .store(charge.image as u32, Ordering::Relaxed);
+        charge
+    }
+
     /// What becoming dirty charges.
     pub fn dirty_charge(&self) -> Charge {
-        let memory = self.bytes.load(Ordering::Relaxed) as usize;
-        let charge = Charge::of_dirty(memory, self.image.load(Ordering::Relaxed) as usize);
+        let charge = self.full_charge();
         // Who marks a node without its lock may find that it grew meanwhile.
         let charged = |of: &AtomicU32, now: i64| of.swap(now as u32, Ordering::Relaxed) as i32;
         Charge {
@@ -345,8 +360,12 @@ impl<C: Content> Node<C> {
 
     /// Locks the node shared. [`Error::Gone`] when it was deleted meanwhile.
     #[inline]
-    pub fn read(&self) -> Result<NodeRead<C>, Error> {
-        self.clone().into_read()
+    pub fn read(&self) -> Result<NodeRef<'_, C>, Error> {
+        let guard = self.0.read();
+        match guard.body {
+            Body::User(_) => Ok(NodeRef { node: self, guard }),
+            _ => Err(self.gone()),
+        }
     }
 
     /// What `look` finds in the node; `None` also where that would take a wait, or counts.
@@ -364,38 +383,78 @@ impl<C: Content> Node<C> {
         let guard = self.0.read_owned();
         match guard.body {
             Body::User(_) => Ok(NodeRead(guard)),
-            _ => Err(Self::gone(guard)),
+            _ => Err(Node(guard.lock().clone()).gone()),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn gone(guard: OwnedReadGuard<State<C>, CellHeader>) -> Error {
-        Error::Gone(guard.lock().header.nid)
+    fn gone(&self) -> Error {
+        Error::Gone(self.nid())
     }
 }
 
 /// A shared lock on a node's content.
+pub trait NodeLock<C>: Deref<Target = C> {
+    fn nid(&self) -> Nid;
+}
+
+/// A [`NodeLock`] of who has a reference to the node.
+#[derive(Debug)]
+pub struct NodeRef<'n, C> {
+    node: &'n Node<C>,
+    guard: ReadGuard<'n, State<C>>,
+}
+
+/// A [`NodeLock`] with a reference of its own.
 #[derive(Debug)]
 pub struct NodeRead<C>(OwnedReadGuard<State<C>, CellHeader>);
+
+impl<C: Content> NodeLock<C> for NodeRef<'_, C> {
+    fn nid(&self) -> Nid {
+        self.node.nid()
+    }
+}
+
+impl<C> NodeRef<'_, C> {
+    pub fn version(&self) -> u64 {
+        self.guard.version
+    }
+}
+
+impl<C: Content> NodeLock<C> for NodeRead<C> {
+    fn nid(&self) -> Nid {
+        self.0.lock().header.nid
+    }
+}
 
 impl<C> NodeRead<C> {
     pub fn version(&self) -> u64 {
         self.0.version
     }
+}
 
-    pub fn nid(&self) -> Nid {
-        self.0.lock().header.nid
+impl<C> Deref for NodeRef<'_, C> {
+    type Target = C;
+    #[inline]
+    fn deref(&self) -> &C {
+        content_of(&self.guard)
     }
 }
 
 impl<C> Deref for NodeRead<C> {
     type Target = C;
+    #[inline]
     fn deref(&self) -> &C {
-        match &self.0.body {
-            Body::User(content) => content,
-            _ => unreachable!("checked when the guard was made"),
-        }
+        content_of(&self.0)
+    }
+}
+
+#[inline]
+fn content_of<C>(state: &State<C>) -> &C {
+    match &state.body {
+        Body::User(content) => content,
+        _ => unreachable!("checked when the lock was taken"),
     }
 }
 

@@ -33,7 +33,7 @@ use crate::error::Error;
 use crate::journal::MERGES_MAX;
 use crate::large::Large;
 use crate::new_data::NewData;
-use crate::node::{Body, Cell, CellHeader, Node, State, new_cell};
+use crate::node::{Body, Cell, CellHeader, Node, NodeCache, State, new_cell};
 use crate::ring::Credit;
 use crate::space::Extent;
 use crate::space_map::SpaceDelta;
@@ -42,6 +42,7 @@ use crate::store::Store;
 use base::atomic::Ordering;
 use base::canary::{Canary, planted};
 use base::sync::{Arc, Handle, OwnedReadGuard, OwnedWriteGuard};
+use base::thread::lane;
 use format::journal::{
     Action, DataSum, ENTRY_HEAD_MAX, RECORD_HEAD_MAX, RECORD_MAX, put_entry, seal_record,
 };
@@ -140,15 +141,16 @@ pub(crate) enum Guard<C> {
 }
 
 impl<C: Content> Guard<C> {
-    fn take(cell: &Handle<Cell<C>>, mode: Mode) -> Guard<C> {
+    fn take(nodes: &NodeCache<C>, mut cell: Handle<Cell<C>>, mode: Mode) -> Guard<C> {
         if mode == Mode::Merging && cell.header.merges.load(Ordering::Relaxed) {
-            let guard = cell.clone().read_owned();
+            let guard = cell.read_owned();
             // What was said without the lock may be old.
             if guard.body.merges() {
                 return Guard::Shared(guard);
             }
+            cell = guard.lock().clone();
         }
-        Guard::Exclusive(cell.clone().write_owned())
+        Guard::Exclusive(nodes.write_owned(cell))
     }
 
     pub fn cell(&self) -> &Handle<Cell<C>> {
@@ -281,26 +283,40 @@ impl<'s, C: Content> Op<'s, C> {
 
     /// Locks a node until the operation ends; one locked before keeps its slot and its mode.
     pub fn lock_as(&mut self, node: &Node<C>, mode: Mode) -> Result<Slot, Error> {
-        if let Some(slot) = self.slot_of(node.nid()) {
-            return Ok(slot);
+        match self.slot_of(node.nid()) {
+            Some(slot) => Ok(slot),
+            None => self.lock_new(node.clone(), mode),
         }
-        let guard = Guard::take(&node.0, mode);
+    }
+
+    /// [`lock`](Self::lock) for who needs the reference no more.
+    pub fn lock_given(&mut self, node: Node<C>) -> Result<Slot, Error> {
+        match self.slot_of(node.nid()) {
+            Some(slot) => Ok(slot),
+            None => self.lock_new(node, Mode::Exclusive),
+        }
+    }
+
+    /// Locks a node that is not locked yet.
+    fn lock_new(&mut self, node: Node<C>, mode: Mode) -> Result<Slot, Error> {
+        let guard = Guard::take(&self.store.nodes, node.0, mode);
+        let cell = guard.cell();
         if !matches!(guard.state().body, Body::User(_)) {
-            return Err(Error::Gone(node.nid()));
+            return Err(Error::Gone(cell.header.nid));
         }
-        self.store.prepare_change(&node.0)?;
+        self.store.prepare_change(cell)?;
         Ok(self.hold(guard, false))
     }
 
     /// Locks a node exclusively if that takes no waiting and it has this version still; so the
     /// order of locks does not matter.
-    pub fn try_lock_at(&mut self, node: &Node<C>, version: u64) -> Option<Slot> {
+    pub fn try_lock_at(&mut self, node: Node<C>, version: u64) -> Option<Slot> {
         if let Some(slot) = self.slot_of(node.nid()) {
             return (self.version(slot) == version && !self.shares(slot)).then_some(slot);
         }
-        let guard = node.0.clone().try_write_owned()?;
+        let guard = self.store.nodes.try_write_owned(node.0)?;
         let same = guard.version == version && matches!(guard.body, Body::User(_));
-        let same = same && self.store.prepare_change(&node.0).is_ok();
+        let same = same && self.store.prepare_change(guard.lock()).is_ok();
         same.then(|| self.hold(Guard::Exclusive(guard), false))
     }
 
@@ -719,6 +735,9 @@ impl<'s, C: Content> Op<'s, C> {
                     cell.header.set_gone();
                 }
                 if locked.created {
+                    if !locked.deleted {
+                        self.store.mark_new(shard, cell.all());
+                    }
                     self.store.nodes.insert(Arc::clone(cell.all()));
                 }
                 if cell.header.merges.load(Ordering::Relaxed) != merges {
@@ -735,7 +754,7 @@ impl<'s, C: Content> Op<'s, C> {
             self.store.mark_dirty(shard, locked.guard.cell().all());
         }
         if made != 0 {
-            self.store.nodes_made.add(shard, made);
+            self.store.nodes_made.add(lane(), made);
         }
         for other in &mut others {
             let other = seal_record(other);
@@ -809,7 +828,7 @@ impl<'s, C: Content> Op<'s, C> {
                 return;
             }
             let nid = change.map.nid();
-            let mut guard = change.map.0.write_owned();
+            let mut guard = self.store.nodes.write_owned(change.map.0);
             // Nobody else knows of what becomes of this map until it is held.
             let step = Step::begin(self.store, "a change of a space map");
             for delta in &change.deltas {
@@ -839,7 +858,7 @@ impl<'s, C: Content> Op<'s, C> {
 
     /// Deletes the empty space map of a chunk; see [`Store::retire_chunks`].
     pub(crate) fn delete_map(&mut self, map: &Node<C>) -> bool {
-        let guard = map.0.clone().write_owned();
+        let guard = self.store.nodes.write_owned(map.0.clone());
         let empty = matches!(&guard.body, Body::Space(map) if map.free() == map.blocks());
         if !empty {
             return false;

@@ -26,6 +26,7 @@ use crate::written::{BytesWritten, Counters};
 use base::atomic::{AtomicU64, AtomicUsize, Ordering};
 use base::map::HashMap;
 use base::sync::{Mutex, rank};
+use base::thread::lane;
 use base::tight;
 use device::{AlignedBuf, Array, Durability};
 use format::geometry::Geometry;
@@ -154,7 +155,7 @@ impl Segments {
             live_bytes: Sum::new(1, slack),
             written: Counters::default(),
         };
-        segments.live_bytes.add(0, live_bytes as i64);
+        segments.live_bytes.add(lane(), live_bytes as i64);
         segments.find_free();
         segments
     }
@@ -496,7 +497,7 @@ impl Segments {
         drop(state);
         changes.added = 0;
         if sum != 0 {
-            self.live_bytes.add(0, sum);
+            self.live_bytes.add(lane(), sum);
         }
         Ok(())
     }

@@ -17,14 +17,15 @@
 use crate::epoch::{EpochPin, OpenEpoch, Pins};
 use crate::sum::Sum;
 use base::canary::{Canary, planted};
-use base::sync::{Mutex, rank};
+use base::sync::{Latch, rank};
+use base::thread::lane;
 
 /// One shard's staging; on cache lines of its own.
 #[repr(align(128))]
 #[derive(Debug)]
 struct Shard {
     pins: Pins,
-    staged: Mutex<[Records; 2]>,
+    staged: Latch<[Records; 2]>,
 }
 
 /// Records of one or more shards and one epoch, in pieces, so that staging many moves none of them.
@@ -72,7 +73,6 @@ impl Records {
 #[derive(Debug)]
 pub(crate) struct Pin<'a> {
     shard: &'a Shard,
-    number: usize,
     pin: EpochPin<'a>,
 }
 
@@ -94,7 +94,7 @@ impl Staging {
     pub fn new(epoch: u64, shards: usize, slack: u64) -> Staging {
         let shard = |i| Shard {
             pins: Pins::new(),
-            staged: Mutex::keyed(rank::STAGING, i as u64, Default::default()),
+            staged: Latch::keyed(rank::STAGING, i as u64, Default::default()),
         };
         Staging {
             epoch: OpenEpoch::new(epoch),
@@ -115,10 +115,9 @@ impl Staging {
 
     /// Pins the open epoch. Nothing may block until the pin is dropped.
     pub fn pin(&self, shard: usize) -> Pin<'_> {
-        let number = shard % self.shards.len();
-        let shard = &self.shards[number];
+        let shard = &self.shards[shard % self.shards.len()];
         let pin = self.epoch.pin(&shard.pins);
-        Pin { shard, number, pin }
+        Pin { shard, pin }
     }
 
     /// Stages a record, which has so many checksums of data, under a pin (invariant 1). Returns whether it pays for the
@@ -129,7 +128,7 @@ impl Staging {
         slot.push(record, sums);
         let pays = can_pay && slot.paid == 0;
         slot.paid += pays as u32;
-        self.bytes.add(pin.number, record.len() as i64);
+        self.bytes.add(lane(), record.len() as i64);
         pays
     }
 
@@ -144,12 +143,12 @@ impl Staging {
     pub fn close(&self, kept: &mut Records, asked: bool) -> (u64, Records) {
         let epoch = self.epoch.close();
         let mut all = std::mem::take(kept);
-        for (number, shard) in self.shards.iter().enumerate() {
+        for shard in &self.shards {
             if !planted(Canary::PinsIgnored) {
                 shard.pins.wait(epoch);
             }
             let staged = std::mem::take(&mut shard.staged.lock()[(epoch % 2) as usize]);
-            self.bytes.add(number, -(staged.payload() as i64));
+            self.bytes.add(lane(), -(staged.payload() as i64));
             all.pieces.extend(staged.pieces);
             all.count += staged.count;
             all.paid += staged.paid;

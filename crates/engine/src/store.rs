@@ -879,7 +879,7 @@ impl<C: Content> Store<C> {
     pub(crate) fn recharge(&self, cell: &Cell<C>, body: &Body<C>) {
         let grown = self.nodes.recharge(cell, body);
         if cell.header.dirty_grew(grown) {
-            self.dirty.charge(self.shard(), grown);
+            self.dirty.charge(grown);
         }
     }
 
@@ -891,6 +891,19 @@ impl<C: Content> Store<C> {
             true => Ok(()),
             false => self.table.prepare(cell.header.nid),
         }
+    }
+
+    /// [`mark_dirty`](Self::mark_dirty) for a node that nobody else can find yet.
+    pub(crate) fn mark_new(&self, shard: usize, cell: &base::sync::Arc<Cell<C>>) {
+        cell.header.dirty.store(true, Ordering::Release);
+        let charge = cell.header.first_charge();
+        let lists = &self.dirty.lists;
+        lists[shard % lists.len()].lock().push(Dirty {
+            nid: cell.header.nid,
+            cell: cell.clone(),
+        });
+        self.dirty.charge(charge);
+        self.dirty.leaves.touch(cell.header.nid);
     }
 
     pub(crate) fn mark_dirty(&self, shard: usize, cell: &base::sync::Arc<Cell<C>>) {
@@ -910,8 +923,8 @@ impl<C: Content> Store<C> {
                 cell: cell.clone(),
             });
         }
-        self.dirty.charge(shard, cell.header.dirty_charge());
-        self.dirty.leaves.touch(shard, cell.header.nid);
+        self.dirty.charge(cell.header.dirty_charge());
+        self.dirty.leaves.touch(cell.header.nid);
     }
 }
 

@@ -17,7 +17,7 @@ use crate::data::OpenFile;
 use crate::filesystem::FileSystem;
 use crate::namespace::live_dir;
 use crate::open::check_flags;
-use engine::{Node, NodeRead};
+use engine::{Node, NodeLock, NodeRead};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -148,7 +148,7 @@ impl Drop for Stay<'_> {
 
 /// What a directory's number or handle leads to is an inode.
 #[inline]
-pub(crate) fn dir_of(node: NodeRead<FsNode>) -> Result<NodeRead<FsNode>, Error> {
+pub(crate) fn dir_of<N: NodeLock<FsNode>>(node: N) -> Result<N, Error> {
     match &*node {
         FsNode::Inode(_) => Ok(node),
         _ => Err(Error::Stale(node.nid())),
@@ -299,7 +299,7 @@ impl FileSystem {
     pub(crate) fn dir_inode(&self, at: At<'_>) -> Result<NodeRead<FsNode>, Error> {
         match self.dir_node(at)? {
             DirNode::Found(node) => dir_of(node.into_read()?),
-            DirNode::Held(node) => dir_of(node.read()?),
+            DirNode::Held(node) => dir_of(node.clone().into_read()?),
         }
     }
 }

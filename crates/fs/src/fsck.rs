@@ -429,7 +429,7 @@ impl<'a> Check<'a> {
 
     /// A node that an inode refers to. One that is unreadable is reported by the store.
     fn read_owned(&self, owner: Ino, nid: Nid) -> Option<engine::NodeRead<FsNode>> {
-        match self.store.get(nid).and_then(|node| node.read()) {
+        match self.store.get(nid).and_then(|node| node.into_read()) {
             Ok(node) => Some(node),
             Err(engine::Error::Gone(_)) => {
                 self.error(owner, format!("refers to node {nid}, which does not exist"));

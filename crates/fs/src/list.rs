@@ -20,12 +20,13 @@ use crate::content::{
 };
 use crate::tree::{self, Ahead, FreshNid, Growth, Leaf, Path, Purpose, Removal};
 use base::tight::limit;
-use engine::{Op, Slot, Store};
+use engine::{NodeRef, Op, Slot, Store};
 use format::Damage;
 use format::dir::{ENTRY_MAX, ENTRY_MIN};
 use format::inode::OrphanEntry;
 use format::item::PAYLOAD_MAX;
 use format::xattr::XATTR_INLINE_MAX;
+use std::cell::Cell;
 
 // Names that refer to other inodes than before keep their leaf within a node.
 const _: () = assert!(<Name as Listed>::LEAF_MAX / ENTRY_MIN * ENTRY_MAX <= PAYLOAD_MAX);
@@ -147,8 +148,8 @@ pub fn pick<T: Listed>(
 /// Where somebody looked for a group: the leaf that covered it, and the leaf's version then. As
 /// long as it has that version it covers it still, and all that it covered: a leaf loses keys only by a
 /// change of its own.
-#[derive(Debug, Default)]
-pub struct Seen(Option<(Leaf, u64)>);
+#[derive(Default)]
+pub struct Seen(Cell<Option<(Leaf, u64)>>);
 
 /// Looks for an element of a group, to change it, and tells where; the inode is locked at least shared. `ahead` is what was told of the
 /// group in this very inode.
@@ -175,10 +176,13 @@ fn look_for<T: Listed>(
             Seen::default(),
         )),
         Some(root) => {
-            let (node, leaf) = tree::read_leaf(store, inode, root, first, purpose, ahead)?;
-            let found = pick::<T>(T::in_leaf(&node)?, first, wanted);
-            let version = node.version();
-            Ok((found, Seen(Some((leaf, version)))))
+            let look = |node: &NodeRef<'_, FsNode>, _: &Leaf| {
+                let found = pick::<T>(T::in_leaf(node)?, first, &wanted);
+                Ok((found, node.version()))
+            };
+            let ((found, version), leaf) =
+                tree::read_leaf(store, inode, root, first, (purpose, ahead), look)?;
+            Ok((found, Seen(Cell::new(Some((leaf, version))))))
         }
     }
 }
@@ -213,8 +217,10 @@ pub fn run_from<T: Listed>(
     match inode.root(T::TREE) {
         None => Ok((tail(T::in_inode(inode)?), None)),
         Some(root) => {
-            let (node, leaf) = tree::read_leaf(store, inode, root, from, Purpose::Read, None)?;
-            Ok((tail(T::in_leaf(&node)?), leaf.high))
+            let look = |node: &NodeRef<'_, FsNode>, _: &Leaf| Ok(tail(T::in_leaf(node)?));
+            let (tail, leaf) =
+                tree::read_leaf(store, inode, root, from, (Purpose::Read, None), look)?;
+            Ok((tail, leaf.high))
         }
     }
 }
@@ -242,13 +248,16 @@ pub fn find_each<T: Listed>(
             continue;
         };
         let ahead = ahead(first);
-        let (node, leaf) = tree::read_leaf(store, inode, root, first, Purpose::Read, ahead)?;
-        let list = T::in_leaf(&node)?;
-        let ends = |first: &u64| leaf.high.is_some_and(|high| *first >= high);
-        let rest = firsts[found.len()..].iter();
-        for _ in rest.take_while(|first| !ends(first)) {
-            found.push(pick(list, found.len()));
-        }
+        let look = |node: &NodeRef<'_, FsNode>, leaf: &Leaf| {
+            let list = T::in_leaf(node)?;
+            let ends = |first: &u64| leaf.high.is_some_and(|high| *first >= high);
+            let rest = firsts[found.len()..].iter();
+            for _ in rest.take_while(|first| !ends(first)) {
+                found.push(pick(list, found.len()));
+            }
+            Ok(())
+        };
+        tree::read_leaf(store, inode, root, first, (Purpose::Read, ahead), look)?;
     }
     Ok(found)
 }
@@ -301,7 +310,7 @@ pub fn place<T: Listed>(
     Ok(spot)
 }
 
-/// [`spot`] for a group that was looked for before, in this very inode.
+/// [`spot`] for a group that was looked for before, in this very inode. What was seen serves once.
 pub fn spot_seen<T: Listed>(
     op: &mut Op<'_, FsNode>,
     inode: Slot,
@@ -309,11 +318,11 @@ pub fn spot_seen<T: Listed>(
     seen: &Seen,
     wanted: impl Fn(View<'_, T>) -> bool,
 ) -> Result<Spot<T>, Error> {
-    let leaf = match (op.peek(inode).inode()?.root(T::TREE), &seen.0) {
+    let leaf = match (op.peek(inode).inode()?.root(T::TREE), seen.0.take()) {
         (None, _) => None,
         (Some(_), None) => Some(tree::lock_leaf(op, inode, T::TREE, first, None)?),
         // Tried, not waited for: in what order several are locked does not matter then.
-        (Some(_), Some((leaf, version))) => Some(match op.try_lock_at(&leaf.node, *version) {
+        (Some(_), Some((leaf, version))) => Some(match op.try_lock_at(leaf.node, version) {
             Some(slot) => (slot, leaf.high),
             None => tree::lock_leaf(op, inode, T::TREE, first, None)?,
         }),

@@ -417,7 +417,7 @@ impl FileSystem {
     /// Deletes an unlinked inode unless somebody refers to it: then it is in the set again (false). From the moment when
     /// nobody does nobody may open it: its blocks go one by one. True: it is gone, or has a name by now.
     fn delete_unreferenced(&self, ino: Ino) -> Result<bool, Error> {
-        let generation = self.store.get(ino)?.read()?.inode()?.generation;
+        let generation = self.store.get(ino)?.into_read()?.inode()?.generation;
         if !self.files.condemn(ino, generation) {
             return Ok(!self.put_back(ino, generation)?);
         }
@@ -429,7 +429,7 @@ impl FileSystem {
 
     /// Puts an inode that was taken out of the set back, if it has no name (invariant 3).
     fn put_back(&self, ino: Ino, generation: u64) -> Result<bool, Error> {
-        let node = self.store.get(ino)?.read()?;
+        let node = self.store.get(ino)?.into_read()?;
         let same = |inode: &&Inode| inode.generation == generation;
         let nameless = (node.inode().ok().filter(same)).is_some_and(|inode| inode.nlink == 0);
         if nameless {
@@ -441,7 +441,7 @@ impl FileSystem {
     /// Frees all that an unlinked inode has, in as many records as it takes, then the inode.
     fn delete_orphan(&self, ino: Ino) -> Result<(), Error> {
         {
-            let node = self.store.get(ino)?.read()?;
+            let node = self.store.get(ino)?.into_read()?;
             let inode = node.inode()?;
             if inode.nlink > 0 {
                 // Listed because it was being cut.
@@ -536,7 +536,7 @@ impl FileSystem {
         let mut from = Some(0);
         while let Some(key) = from {
             let (run, next) = {
-                let node = self.store.get(dir)?.read()?;
+                let node = self.store.get(dir)?.into_read()?;
                 let inode = node.inode()?;
                 match list::run_from::<Orphan>(&self.store, inode, key) {
                     Ok(found) => found,

@@ -75,7 +75,7 @@ impl FileSystem {
             return Some("a map of free space, which a repair makes anew".to_owned());
         }
         // That it cannot be read is what the finding says.
-        let node = self.store.get(nid).and_then(|node| node.read()).ok()?;
+        let node = self.store.get(nid).and_then(|node| node.into_read()).ok()?;
         let kind = match &*node {
             FsNode::Inode(inode) if inode.is_dir() => {
                 return Some(format!("the inode of a folder in inode {}", inode.parent));

@@ -21,7 +21,7 @@ use crate::content::entry::child_for;
 use crate::content::{Child, Delta, FsNode, Inode, Root, TreeId, inode::ROOT_MAX};
 use base::canary::{Canary, planted};
 use base::tight::limit;
-use engine::{Node, NodeRead, Op, Slot, Store};
+use engine::{Node, NodeRead, NodeRef, Op, Slot, Store};
 use format::{Damage, Nid};
 
 /// Children of an index node.
@@ -60,9 +60,10 @@ pub struct Leaf {
 }
 
 impl Leaf {
-    fn lock(&self, op: &mut Op<'_, FsNode>) -> Result<Slot, Error> {
-        op.lock(&self.node)
-            .map_err(|error| owned_error(self.node.nid(), error))
+    fn lock(self, op: &mut Op<'_, FsNode>) -> Result<Slot, Error> {
+        let nid = self.node.nid();
+        op.lock_given(self.node)
+            .map_err(|error| owned_error(nid, error))
     }
 }
 
@@ -230,16 +231,16 @@ pub fn high_in(
     Ok(find_in(op, root_of(op, inode, tree)?, key)?.high)
 }
 
-/// Locks the leaf that covers `key` shared; its bounds hold while it is locked. The inode is
+/// Has a look at the leaf that covers `key`, locked shared; its bounds hold while it is locked. The inode is
 /// locked at least shared. `ahead` is what was told in this very inode.
-pub fn read_leaf(
+pub fn read_leaf<R>(
     store: &Store<FsNode>,
     inode: &Inode,
     root: &Root,
     key: u64,
-    purpose: Purpose,
-    mut ahead: Option<Ahead>,
-) -> Result<(NodeRead<FsNode>, Leaf), Error> {
+    (purpose, mut ahead): (Purpose, Option<Ahead>),
+    look: impl FnOnce(&NodeRef<'_, FsNode>, &Leaf) -> Result<R, Error>,
+) -> Result<(R, Leaf), Error> {
     loop {
         let shape = inode.shape();
         let same = || inode.shape() == shape || planted(Canary::ShapeIgnored);
@@ -249,12 +250,17 @@ pub fn read_leaf(
         if !same() {
             continue;
         }
-        let found = leaf.and_then(|leaf| {
-            let content = leaf.node.read();
-            Ok((content.map_err(|e| owned_error(leaf.node.nid(), e))?, leaf))
-        });
+        let leaf = match leaf {
+            Ok(leaf) => leaf,
+            Err(error) if same() => return Err(error),
+            Err(_) => continue,
+        };
+        let content = leaf.node.read();
         if same() {
-            return found;
+            let content = content.map_err(|e| owned_error(leaf.node.nid(), e))?;
+            let seen = look(&content, &leaf)?;
+            drop(content);
+            return Ok((seen, leaf));
         }
     }
 }
@@ -277,7 +283,7 @@ pub fn walk(
     store: &Store<FsNode>,
     root: &Root,
     from: u64,
-    mut each: impl FnMut(&NodeRead<FsNode>, &Leaf) -> Result<bool, Error>,
+    mut each: impl FnMut(&NodeRef<'_, FsNode>, &Leaf) -> Result<bool, Error>,
 ) -> Result<(), Error> {
     let mut next = Some(from);
     while let Some(key) = next {
@@ -472,7 +478,10 @@ pub fn lock_leaf(
         if !same(before) {
             continue;
         }
-        let found = leaf.and_then(|leaf| Ok((leaf.lock(op)?, leaf.high)));
+        let found = leaf.and_then(|leaf| {
+            let high = leaf.high;
+            Ok((leaf.lock(op)?, high))
+        });
         // A leaf that was locked in vain stays locked: its keys are lower than those wanted, as
         // a split moves the upper ones, and leaves are locked in that order. One that went while this
         // waited was not locked.
@@ -740,7 +749,9 @@ impl Way {
 impl Path {
     /// Locks the leaf.
     pub fn lock_leaf(&self, op: &mut Op<'_, FsNode>) -> Result<Slot, Error> {
-        self.leaf.lock(op)
+        let nid = self.leaf.node.nid();
+        let locked = op.lock(&self.leaf.node);
+        locked.map_err(|error| owned_error(nid, error))
     }
 
     /// Plans for `leaves` more leaves (few) beside this one.

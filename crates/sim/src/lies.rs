@@ -303,7 +303,7 @@ fn pages_in(machine: &Machine, fs: &FileSystem, ino: Ino, places: &[(usize, Rang
 /// Where a file's pages are.
 pub fn extents(fs: &FileSystem, ino: Ino) -> Result<Vec<FileExtent>, fs::Error> {
     let store = fs.store();
-    let content = store.get(ino)?.read()?;
+    let content = store.get(ino)?.into_read()?;
     let mut all = Vec::new();
     match &content.inode()?.body {
         Body::Extents(list) => all.extend(list),

@@ -106,6 +106,17 @@ pub mod atomic {
     atomic!(AtomicU64, u64);
     atomic!(AtomicUsize, usize);
 
+    pub mod of_locks {
+        pub use super::{AtomicBool, AtomicU32};
+    }
+
+    /// Of who alone changes it.
+    pub fn add_alone(number: &AtomicI64, value: i64) -> i64 {
+        let now = number.load(Ordering::Relaxed) + value;
+        number.store(now, Ordering::Relaxed);
+        now
+    }
+
     #[derive(Debug)]
     pub struct AtomicBool(loom::sync::atomic::AtomicBool);
 
@@ -128,6 +139,20 @@ pub mod atomic {
             let old = self.0.swap(value, order);
             after_write(order);
             old
+        }
+
+        pub fn compare_exchange(
+            &self,
+            current: bool,
+            new: bool,
+            success: Ordering,
+            failure: Ordering,
+        ) -> Result<bool, bool> {
+            let result = self.0.compare_exchange(current, new, success, failure);
+            if result.is_ok() {
+                after_write(success);
+            }
+            result
         }
 
         pub fn get_mut(&mut self) -> Value<'_> {
@@ -215,6 +240,9 @@ pub mod sync {
 
     #[derive(Debug)]
     pub struct Mutex<T>(loom::sync::Mutex<T>);
+
+    /// A lock, too; how it waits has a model of its own.
+    pub type Latch<T> = Mutex<T>;
 
     /// Knows its lock, to take it again after a bounded wait.
     #[derive(Debug)]
@@ -371,9 +399,20 @@ pub mod clock {
 }
 
 pub mod thread {
-    /// The thread is alone on its core, or all are on one.
+    use std::cell::Cell;
+
+    loom::thread_local! {
+        static LANE: Cell<usize> = Cell::new(0);
+    }
+
+    /// What the thread has said ([`set_lane`]); else it is the first.
     pub fn lane() -> usize {
-        0
+        LANE.with(Cell::get)
+    }
+
+    /// No other thread of the model has this lane.
+    pub fn set_lane(lane: usize) {
+        LANE.with(|own| own.set(lane));
     }
 
     /// The checker must know that a loop waits for another thread.

@@ -23,6 +23,7 @@ fn an_epoch_is_gathered_whole() {
             .map(|shard| {
                 let staging = Arc::clone(&staging);
                 loom::thread::spawn(move || {
+                    base::thread::set_lane(shard + 1);
                     let pin = staging.pin(shard);
                     staging.push(&pin, &[pin.epoch() as u8], 0, true);
                     pin.epoch()
@@ -62,6 +63,7 @@ fn what_pays_for_no_batch_waits_for_one_that_is_paid_for() {
         let other = {
             let staging = Arc::clone(&staging);
             loom::thread::spawn(move || {
+                base::thread::set_lane(1);
                 staging.push(&staging.pin(0), &[1], 0, false);
                 staging.push(&staging.pin(0), &[2], 0, true);
             })
@@ -84,10 +86,10 @@ fn what_pays_for_no_batch_waits_for_one_that_is_paid_for() {
     });
 }
 
-/// Two threads add to the same part of a sum, which hands over what it has: nothing is lost, and nothing is
+/// One thread adds to a part of a sum, which hands over what it has, and one for which there is no part: nothing is lost, and nothing is
 /// counted twice.
 ///
-/// Found when broken: `add` that hands over what it saw and not what it took; `show` that does not look at the
+/// Found when broken: `add` that hands over what it was given and not what the part has; `show` that does not look at the
 /// total again.
 #[test]
 fn what_is_added_to_a_sum_is_in_it_once() {
@@ -95,10 +97,10 @@ fn what_is_added_to_a_sum_is_in_it_once() {
         let sum = Arc::new(Sum::new(1, 2));
         let other = {
             let sum = Arc::clone(&sum);
-            loom::thread::spawn(move || (0..2).for_each(|_| sum.add(0, 1)))
+            loom::thread::spawn(move || (0..2).for_each(|_| sum.add(1, 1)))
         };
         sum.add(0, 1);
-        sum.add(1, -4);
+        sum.add(0, -4);
         other.join().unwrap();
         assert_eq!(sum.exact(), -1);
         assert_eq!(sum.about(), -1);

@@ -4,6 +4,8 @@
 //!
 //! 1. Who has a lock shared has a shared hold of the underlying lock, or an entry instead.
 //! 2. Who has it exclusively has the underlying lock exclusively, and has waited for those who had entered: nobody enters meanwhile.
+//! 3. Who *looks* ([`RwLock::look`]) at what a lock protects holds neither. Whoever takes the underlying lock exclusively then waits until no look is
+//!    under way that may have come before (`past`), and each later one finds it taken.
 
 mod owned;
 
@@ -19,6 +21,7 @@ use crate::thread::lane;
 use std::mem::forget;
 use std::ops::{Deref, DerefMut};
 use std::sync::LazyLock;
+use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 /// Cores whose readers have places of their own.
@@ -63,6 +66,12 @@ pub trait Keyed {
     fn key(&self) -> u64;
 }
 
+/// A header of locks at which nobody looks (invariant 3).
+pub trait Unseen: Keyed {}
+
+impl Unseen for () {}
+impl Unseen for u64 {}
+
 /// One of its rank alone.
 impl Keyed for () {
     fn key(&self) -> u64 {
@@ -102,6 +111,13 @@ enum Share<'a, T> {
 #[derive(Debug)]
 pub struct ReadGuard<'a, T> {
     share: Share<'a, T>,
+    _held: Held,
+}
+
+/// What [`RwLock::look`] lets one see.
+#[derive(Debug)]
+pub struct Look<'a, T> {
+    value: &'a T,
     _held: Held,
 }
 
@@ -244,13 +260,36 @@ impl<T, H: Keyed> RwLock<T, H> {
         alone
     }
 
+    /// Takes the lock exclusively, and waits by `past` for looks (invariant 3).
     #[cfg_attr(feature = "trace", track_caller)]
-    pub fn write(&self) -> WriteGuard<'_, T> {
+    pub fn write_past(&self, past: impl FnOnce(&H)) -> WriteGuard<'_, T> {
         let lock = address(&self.inner);
         let held = Held::take(self.rank, self.key(), lock, Mode::Exclusive);
         let inner = acquire(lock, || self.inner.try_write(), || self.inner.write());
+        past(&self.header);
         self.revoke();
         WriteGuard { inner, _held: held }
+    }
+
+    /// What the lock protects, without a hold of it, for the core that read last; `None` while somebody has it exclusively, or readers
+    /// enter. It writes nothing.
+    ///
+    /// # Safety
+    /// As long as the look lasts the caller holds a lock that every `past` with which this one is taken exclusively takes, too.
+    #[inline]
+    #[cfg_attr(feature = "trace", track_caller)]
+    pub unsafe fn look(&self) -> Option<Look<'_, T>> {
+        if !self.bias.is_left_to(lane()) || self.inner.is_locked_exclusive() {
+            return None;
+        }
+        // What was written under the last exclusive hold was before it was seen to be over.
+        fence(Ordering::Acquire);
+        let lock = address(&self.inner);
+        Some(Look {
+            // SAFETY: whoever takes the lock exclusively from now on waits for the lock that the caller holds.
+            value: unsafe { &*self.inner.data_ptr() },
+            _held: Held::record(self.rank, self.key(), lock, Mode::Entered),
+        })
     }
 
     #[inline]
@@ -276,6 +315,13 @@ impl<T, H: Keyed> RwLock<T, H> {
             false => None,
         }
     }
+}
+
+impl<T, H: Unseen> RwLock<T, H> {
+    #[cfg_attr(feature = "trace", track_caller)]
+    pub fn write(&self) -> WriteGuard<'_, T> {
+        self.write_past(|_| {})
+    }
 
     #[cfg_attr(feature = "trace", track_caller)]
     pub fn try_write(&self) -> Option<WriteGuard<'_, T>> {
@@ -287,6 +333,13 @@ impl<T, H: Keyed> RwLock<T, H> {
             inner,
             _held: Held::record(self.rank, self.key(), address(&self.inner), Mode::Exclusive),
         })
+    }
+}
+
+impl<T> Deref for Look<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        self.value
     }
 }
 

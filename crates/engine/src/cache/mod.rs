@@ -45,7 +45,7 @@ use crate::sum::{Padded, Sum};
 use base::atomic::{AtomicU64, AtomicUsize, Ordering};
 use base::canary::{Canary, planted};
 use base::map::NearMap;
-use base::sync::{Mutex, MutexGuard, rank};
+use base::sync::{Latch, LatchGuard, rank};
 use base::thread::{cpu_count, lane};
 pub use counters::CacheCounters;
 use counters::Counters;
@@ -204,11 +204,11 @@ struct DirtyShard {
     /// How often a page has become dirty, of files whose nids have the same remainder: neighbours are in one shard, and each has another one
     /// of these. Change under the lock.
     dirtied: [AtomicU64; COUNTED],
-    files: Mutex<DirtyFiles>,
+    files: Latch<DirtyFiles>,
 }
 
 impl DirtyShard {
-    fn lock(&self) -> MutexGuard<'_, DirtyFiles> {
+    fn lock(&self) -> LatchGuard<'_, DirtyFiles> {
         self.files.lock()
     }
 
@@ -265,7 +265,7 @@ impl PageCache {
         let shard = |i| DirtyShard {
             count: AtomicUsize::new(0),
             dirtied: Default::default(),
-            files: Mutex::keyed(rank::DIRTY_PAGES, i as u64, DirtyFiles::default()),
+            files: Latch::keyed(rank::DIRTY_PAGES, i as u64, DirtyFiles::default()),
         };
         // Threads are more than CPUs.
         let parts = (8 * cpu_count()).next_power_of_two().min(PARTS_MAX);

@@ -22,7 +22,7 @@ use super::{Backing, WAYS};
 use base::atomic::{AtomicU32, AtomicU64, Ordering};
 use base::canary::{Canary, planted};
 use base::prefetch;
-use base::sync::{Mutex, MutexGuard, rank};
+use base::sync::{Latch, LatchGuard, rank};
 
 /// Frame of a way that has never held a page.
 pub(super) const NO_FRAME: u32 = u32::MAX;
@@ -40,7 +40,7 @@ pub(super) struct Set {
     pub uses: Uses,
     numbers: Numbers,
     tags: [Tag; WAYS],
-    inner: Mutex<Inner>,
+    inner: Latch<Inner>,
 }
 
 /// At most one and a half of a hundred of what the frames take.
@@ -133,7 +133,7 @@ pub(super) trait Sources {
 #[derive(Debug)]
 pub(super) struct Locked<'a> {
     pub set: &'a Set,
-    pub inner: MutexGuard<'a, Inner>,
+    pub inner: LatchGuard<'a, Inner>,
 }
 
 /// The ways in a word, the first first.
@@ -176,7 +176,7 @@ impl Set {
             uses: Uses::new(),
             numbers: Numbers(std::array::from_fn(|_| AtomicU32::new(NO_FRAME))),
             tags: std::array::from_fn(|_| Tag::new()),
-            inner: Mutex::keyed(rank::PAGE_SET, number as u64, inner),
+            inner: Latch::keyed(rank::PAGE_SET, number as u64, inner),
         }
     }
 

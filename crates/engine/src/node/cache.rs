@@ -7,13 +7,16 @@
 //!    and neither is one that anybody else refers to. Cores that hold it without using it let go then (`held.rs`).
 //! 3. A cell read from a device enters the cache only if the table still names the image it
 //!    was read from, checked under the shard's lock.
+//! 4. Who glances at a node on the way to others has its shard's lock and not the node's. So whoever takes such a node's lock exclusively takes the
+//!    shard's for a moment before it changes the node (`past_glances`): a lock more where names change, and two fewer for each name of
+//!    a path.
 
 #[cfg(test)]
 mod tests;
 
 use super::groups::{Groups, NEIGHBOURS, bytes_of_one};
 use super::seekers::Seeking;
-use super::{Body, Cell, ask_to_change, cell_overhead, last_version};
+use super::{Body, Cell, CellHeader, State, ask_to_change, cell_overhead, last_version};
 use crate::content::Content;
 use crate::dirty::Charge;
 use crate::held::{Glance, HeldNodes};
@@ -22,8 +25,8 @@ use crate::sum::{Padded, Sum};
 use base::atomic::Ordering;
 use base::map::{shard_of, shards_for};
 use base::prefetch;
-use base::sync::{Arc, Handle, Mutex, MutexGuard, rank};
-use base::thread::{current_cpu, lane};
+use base::sync::{Arc, Handle, Latch, LatchGuard, OwnedWriteGuard, WriteGuard, rank};
+use base::thread::lane;
 use format::Nid;
 use format::table::{LEAF_NIDS, REGION_NIDS};
 use std::collections::VecDeque;
@@ -87,7 +90,7 @@ const GROUP_BYTES: i64 = (bytes_of_one::<Arc<()>>() + 16) as i64;
 /// directories of many cores may be, and because of most files in a large tree no neighbour may be in memory.
 #[derive(Debug)]
 pub(crate) struct NodeCache<C> {
-    shards: Box<[Padded<Mutex<Shard<C>>>]>,
+    shards: Box<[Padded<Latch<Shard<C>>>]>,
     held: HeldNodes<C>,
     bytes: Sum,
     limit: i64,
@@ -111,7 +114,7 @@ impl<C: Content> NodeCache<C> {
                 seeker: 0,
                 lookups: 0,
             };
-            Padded(Mutex::keyed(rank::NODE_SHARD, i as u64, shard))
+            Padded(Latch::keyed(rank::NODE_SHARD, i as u64, shard))
         };
         let shards = shards_for(cores, SHARDS);
         NodeCache {
@@ -134,7 +137,7 @@ impl<C: Content> NodeCache<C> {
         shard_of(place_in_group(nid).0, row, self.shards.len())
     }
 
-    fn lock(&self, shard: usize) -> MutexGuard<'_, Shard<C>> {
+    fn lock(&self, shard: usize) -> LatchGuard<'_, Shard<C>> {
         self.shards[shard].lock()
     }
 
@@ -195,12 +198,13 @@ impl<C: Content> NodeCache<C> {
     /// node then.
     #[inline]
     pub fn glance<R>(&self, core: usize, nid: Nid, look: impl Fn(&C) -> Option<R>) -> Option<R> {
-        let look = |cell: &Cell<C>| match &cell.try_read_again()?.body {
+        let look_at = |state: &State<C>| match &state.body {
             Body::User(content) => look(content),
             _ => None,
         };
+        let read = |cell: &Cell<C>| look_at(&*cell.try_read_again()?);
         if !self.held.is_empty(core) {
-            match self.held.glance(core, nid, look) {
+            match self.held.glance(core, nid, read) {
                 Glance::Looked(found) => return found,
                 Glance::Elsewhere => {}
             }
@@ -211,14 +215,47 @@ impl<C: Content> NodeCache<C> {
         cell.header.note_use();
         match cell.header.is_sought(seeking) {
             true => None,
-            false => look(cell),
+            false if cell.header.leads => {
+                // SAFETY: the shard's lock is held until the look is over, and whoever takes that of a node that leads to others exclusively takes it, too
+                // (invariant 4).
+                let state = unsafe { cell.look() }?;
+                look_at(&state)
+            }
+            false => read(cell),
+        }
+    }
+
+    /// Locks a node exclusively, wherever it came from.
+    pub fn write<'c>(&self, cell: &'c Cell<C>) -> WriteGuard<'c, State<C>> {
+        cell.write_past(|header| self.past_glances(header))
+    }
+
+    /// The same with a guard that keeps the node alive.
+    #[inline]
+    pub fn write_owned(&self, cell: Handle<Cell<C>>) -> OwnedWriteGuard<State<C>, CellHeader> {
+        cell.write_owned_past(|header| self.past_glances(header))
+    }
+
+    /// [`write_owned`](Self::write_owned), if nobody has the node's lock.
+    pub fn try_write_owned(
+        &self,
+        cell: Handle<Cell<C>>,
+    ) -> Option<OwnedWriteGuard<State<C>, CellHeader>> {
+        cell.try_write_owned_past(|header| self.past_glances(header))
+    }
+
+    /// Invariant 4: the caller has just taken the lock of the node exclusively.
+    #[inline]
+    fn past_glances(&self, header: &CellHeader) {
+        if header.leads {
+            drop(self.lock(self.shard_of(header.nid)));
         }
     }
 
     #[inline(never)]
     fn hold(
         &self,
-        shard: MutexGuard<'_, Shard<C>>,
+        shard: LatchGuard<'_, Shard<C>>,
         core: usize,
         cell: Arc<Cell<C>>,
     ) -> Handle<Cell<C>> {
@@ -278,7 +315,7 @@ impl<C: Content> NodeCache<C> {
             charge -= old.header.bytes.swap(0, Ordering::Relaxed) as i64;
             old.header.set_gone();
         }
-        self.bytes.add(current_cpu(), charge + grown);
+        self.bytes.add(lane(), charge + grown);
         self.make_room(&mut shard);
     }
 
@@ -299,7 +336,7 @@ impl<C: Content> NodeCache<C> {
         }
         let bytes = cell.header.bytes.load(Ordering::Relaxed) as i64;
         let (_, grown) = shard.put(Arc::clone(&cell));
-        self.bytes.add(current_cpu(), bytes + grown);
+        self.bytes.add(lane(), bytes + grown);
         self.make_room(&mut shard);
         Some(cell)
     }
@@ -310,14 +347,16 @@ impl<C: Content> NodeCache<C> {
         let now = (cell_overhead::<C>() + body.memory()) as u32;
         let image = body.image() as u32;
         cell.header.uncharged.store(0, Ordering::Relaxed);
-        let before = cell.header.image.swap(image, Ordering::Relaxed);
+        // Under that lock, so no exchange is needed.
+        let before = cell.header.image.load(Ordering::Relaxed);
+        cell.header.image.store(image, Ordering::Relaxed);
         let image = image as i64 - before as i64;
         let charged = |before: u32| (before != 0).then_some(now);
         let bytes = &cell.header.bytes;
         let memory = match bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, charged) {
             Ok(before) => {
                 let grown = now as i64 - before as i64;
-                self.bytes.add(current_cpu(), grown);
+                self.bytes.add(lane(), grown);
                 grown
             }
             Err(_) => 0,
@@ -348,7 +387,7 @@ impl<C: Content> NodeCache<C> {
             } else {
                 shard.clock.push_back(number);
             }
-            self.bytes.add(current_cpu(), -freed);
+            self.bytes.add(lane(), -freed);
         }
         if looks < LOOKS {
             // The hand meets these next, when this shard gets its next node.

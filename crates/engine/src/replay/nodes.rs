@@ -89,7 +89,7 @@ impl<C: Content> Store<C> {
             return Ok(());
         };
         let (version, body) = {
-            let mut state = cell.write();
+            let mut state = self.nodes.write(&cell);
             let body = std::mem::replace(&mut state.body, Body::Gone);
             (state.version, body)
         };
@@ -106,7 +106,7 @@ impl<C: Content> Store<C> {
             self.add_replayed(part, nid, version, body);
             return Ok(());
         }
-        let mut state = cell.write();
+        let mut state = self.nodes.write(&cell);
         state.version = version;
         state.body = body;
         self.recharge(&cell, &state.body);
@@ -165,7 +165,7 @@ impl<C: Content> Store<C> {
     /// The run's end settles what is pending still (invariant 1 of [`changes`](super::changes)).
     fn settle_replayed(&self, nid: Nid, cell: &Arc<Cell<C>>, settled: &mut Settled) {
         if cell.read().body.is_pending() {
-            let mut state = cell.write();
+            let mut state = self.nodes.write(cell);
             state.body.settle();
             self.recharge(cell, &state.body);
             if let Err(damage) = fits_an_image(&state.body) {

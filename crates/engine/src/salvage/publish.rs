@@ -66,7 +66,7 @@ impl<C: Content> Salvage<C> {
             };
             if same_lock {
                 bounded(nid, version)?;
-                let mut state = cell.write();
+                let mut state = self.store.nodes.write(&cell);
                 state.version = version;
                 state.body = body;
                 self.store.nodes.recharge(&cell, &state.body);

@@ -178,7 +178,7 @@ fn an_unreadable_sector_of_dead_bytes_keeps_nobody_from_mounting() {
     for mount in 1..4 {
         let store = world.open_with(options.clone()).unwrap();
         assert!(work(&store, &rest) > 0 || mount > 1);
-        assert_eq!(store.get(alone).unwrap().read().unwrap().0, [7; 200]);
+        assert_eq!(store.get(alone).unwrap().into_read().unwrap().0, [7; 200]);
         store.close().unwrap();
         // Cleaning has looked at the segment, and not again.
         assert!((1..=mount).contains(&device.struck().len()));

@@ -82,7 +82,7 @@ fn goes_on(world: &mut World, context: &str) {
     // What was not written is as bad as before.
     world.switch.restore();
     let store = open(world);
-    assert_eq!(store.get(nid).unwrap().read().unwrap().0, [3; 100]);
+    assert_eq!(store.get(nid).unwrap().into_read().unwrap().0, [3; 100]);
     store.close().unwrap();
     assert_eq!(world.check(context).len(), before + 1);
 }

@@ -146,7 +146,7 @@ fn pages_of_a_checkpoint_that_was_cut_off_are_told_from_those_of_recovery() {
         );
         assert!(!losses.iter().any(|loss| loss.lost), "{higher}: {losses:?}");
         let store = salvage.store();
-        assert_eq!(store.get(changed).unwrap().read().unwrap().0[0], 77);
+        assert_eq!(store.get(changed).unwrap().into_read().unwrap().0[0], 77);
         assert!(matches!(store.get(deleted), Err(Error::Gone(_))));
         salvage.set_space(|_| Vec::new(), |_| false).unwrap();
         salvage.publish().unwrap();
@@ -188,7 +188,7 @@ fn a_mount_writes_nothing_while_a_record_may_come_back() {
         first.heal();
         assert!(copy() == second_copy);
         let store = world.open().unwrap();
-        assert_eq!(store.get(nid).unwrap().read().unwrap().0, [1, 2, 3]);
+        assert_eq!(store.get(nid).unwrap().into_read().unwrap().0, [1, 2, 3]);
         store.close().unwrap();
         world.check("after two records");
     }
@@ -231,7 +231,7 @@ fn whole(store: &TestStore, nids: &[Nid]) {
     for (i, nid) in nids.iter().enumerate() {
         let first = if i < 150 { 99 } else { 77 };
         let expected = [&[first], &[i as u64; 19][..]].concat();
-        assert_eq!(store.get(*nid).unwrap().read().unwrap().0, expected);
+        assert_eq!(store.get(*nid).unwrap().into_read().unwrap().0, expected);
     }
 }
 

@@ -59,7 +59,7 @@ fn threads_create_change_delete_and_sync_while_checkpoints_run() {
     let check = |store: &TestStore| {
         for (nid, state) in models.iter().flatten() {
             assert_eq!(
-                store.get(*nid).unwrap().read().unwrap().0,
+                store.get(*nid).unwrap().into_read().unwrap().0,
                 *state,
                 "node {nid}"
             );
@@ -133,7 +133,7 @@ fn many_small_batches_do_not_overrun_the_ring() {
     world.switch.cut_now();
     world.restart(&mut Rng::new(1));
     let store = world.open().unwrap();
-    assert_eq!(store.get(nid).unwrap().read().unwrap().0, [12_000]);
+    assert_eq!(store.get(nid).unwrap().into_read().unwrap().0, [12_000]);
     store.close().unwrap();
     world.check("after the end");
 }
@@ -224,7 +224,7 @@ fn a_hundred_thousand_nodes_work_in_little_memory() {
     for _ in 0..20_000 {
         let i = rng.below(nids.len() as u64);
         assert_eq!(
-            store.get(nids[i as usize]).unwrap().read().unwrap().0,
+            store.get(nids[i as usize]).unwrap().into_read().unwrap().0,
             [i; 3]
         );
     }
@@ -233,7 +233,7 @@ fn a_hundred_thousand_nodes_work_in_little_memory() {
     drop(store);
     let store = world.open_with(options).unwrap();
     for (i, nid) in (0..).zip(&nids).step_by(97) {
-        assert_eq!(store.get(*nid).unwrap().read().unwrap().0, [i; 3]);
+        assert_eq!(store.get(*nid).unwrap().into_read().unwrap().0, [i; 3]);
     }
 }
 
@@ -306,7 +306,7 @@ fn nodes_that_were_read_ahead_take_no_reads_of_their_own() {
     let before = reads();
     for (i, nid) in (0..).zip(&nids) {
         let state = vec![i; 1 + i as usize % 40];
-        assert_eq!(store.get(*nid).unwrap().read().unwrap().0, state);
+        assert_eq!(store.get(*nid).unwrap().into_read().unwrap().0, state);
     }
     assert_eq!(reads(), before);
     assert!(store.get(gone).is_err());
@@ -314,5 +314,5 @@ fn nodes_that_were_read_ahead_take_no_reads_of_their_own() {
     change(&store, nids[7], Need::Grow, Change::Push(7)).unwrap();
     assert_eq!(store.read_ahead(nids.iter().copied()), 0);
     assert_eq!(reads(), before);
-    assert_eq!(store.get(nids[7]).unwrap().read().unwrap().0, [7; 9]);
+    assert_eq!(store.get(nids[7]).unwrap().into_read().unwrap().0, [7; 9]);
 }

@@ -105,7 +105,7 @@ fn a_long_journal_is_replayed_in_groups() {
         let store = world.open_with(options(replayed_by)).unwrap();
         for (nid, state) in &model {
             assert_eq!(
-                store.get(*nid).unwrap().read().unwrap().0,
+                store.get(*nid).unwrap().into_read().unwrap().0,
                 *state,
                 "node {nid}"
             );

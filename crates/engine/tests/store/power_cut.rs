@@ -672,7 +672,7 @@ fn the_last_batch_of_a_full_ring_is_confirmed() {
         world.restart(&mut Rng::new(crash as u64));
         let store = world.open_with(options()).unwrap();
         let expected = vec![rounds - 2; 1900];
-        assert_eq!(store.get(nid).unwrap().read().unwrap().0, expected);
+        assert_eq!(store.get(nid).unwrap().into_read().unwrap().0, expected);
         let mut bytes = vec![0; 4096];
         store.array().read(blocks.block.byte(), &mut bytes).unwrap();
         assert_eq!(bytes, number.to_le_bytes().repeat(512));

@@ -290,7 +290,7 @@ fn who_reads_a_map_for_promised_blocks_takes_them_once() {
     store.checkpoint().unwrap();
     // These take the place of the map in memory.
     for nid in nids.iter().cycle().take(4 * nids.len()) {
-        store.get(*nid).unwrap().read().unwrap();
+        store.get(*nid).unwrap().into_read().unwrap();
     }
     drop(store.adopt_promise(65));
     let promised = store.promise(64).unwrap().into_blocks();
@@ -514,7 +514,7 @@ fn the_loss_of_the_newest_slot_is_told_even_if_recovery_wrote_it() {
         Err(error) => panic!("{error}"),
         Ok(store) => panic!(
             "synced 2, found {:?}",
-            store.get(nid).unwrap().read().unwrap().0
+            store.get(nid).unwrap().into_read().unwrap().0
         ),
     }
 }
@@ -543,7 +543,7 @@ fn either_copy_of_the_newest_slot_serves() {
         let (world, nid, places) = after_two_checkpoints(28);
         world.devices[0].poke(places[copy], &[0x5A; 4096]);
         let store = world.open().unwrap();
-        assert_eq!(store.get(nid).unwrap().read().unwrap().0, [3]);
+        assert_eq!(store.get(nid).unwrap().into_read().unwrap().0, [3]);
     }
 }
 

@@ -289,7 +289,7 @@ fn metadata_is_cleaned_before_it_takes_more_chunks_than_the_space_tables_describ
     drop(store);
     let store = world.open_with(options()).unwrap();
     for (nid, expected) in nids.iter().zip(model) {
-        assert_eq!(store.get(*nid).unwrap().read().unwrap().0[0], expected);
+        assert_eq!(store.get(*nid).unwrap().into_read().unwrap().0[0], expected);
     }
     store.close().unwrap();
 }

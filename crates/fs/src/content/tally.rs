@@ -20,7 +20,7 @@ use crate::times::Shown;
 use base::atomic::{AtomicBool, AtomicU64, Ordering};
 use base::canary::{Canary, planted};
 use base::clock::Timestamp;
-use base::sync::{Mutex, OnceLock, rank};
+use base::sync::{Latch, OnceLock, rank};
 use base::thread::lane;
 use base::tight::limit;
 use engine::Merged;
@@ -52,14 +52,14 @@ const PARTS: usize = 64;
 const CROWDED: usize = 16;
 
 /// What some core added, on lines of its own.
-type Part = Padded<Mutex<Option<Tally>>>;
+type Part = Padded<Latch<Option<Tally>>>;
 
 /// Pending changes of a directory; see the module's head.
 #[derive(Debug)]
 pub struct Pending {
     /// Anything was added.
     owed: AtomicBool,
-    together: Mutex<Together>,
+    together: Latch<Together>,
     /// Of each core that has added since the directory was crowded.
     parts: OnceLock<Box<[OnceLock<Box<Part>>]>>,
     shape: AtomicU64,
@@ -88,7 +88,7 @@ impl Pending {
         };
         Pending {
             owed: AtomicBool::new(sum.is_some()),
-            together: Mutex::new(rank::TALLY, together),
+            together: Latch::new(rank::TALLY, together),
             parts: OnceLock::new(),
             shape: AtomicU64::new(shape),
         }
@@ -141,7 +141,7 @@ impl Pending {
         let part = parts[core].get().unwrap_or_else(|| {
             // No look is under way (invariant 4).
             let _together = self.together.lock();
-            let new = || Box::new(Padded(Mutex::keyed(rank::TALLY, core as u64 + 1, None)));
+            let new = || Box::new(Padded(Latch::keyed(rank::TALLY, core as u64 + 1, None)));
             parts[core].get_or_init(new)
         });
         add_later(&mut part.lock(), tally, shown)

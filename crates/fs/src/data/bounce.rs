@@ -10,7 +10,7 @@
 //! One that finds no room when it comes back is let go of, but its memory stays as long as the other half of its large page: at most as much again as is in use.
 
 use base::mapping;
-use base::sync::{Mutex, rank};
+use base::sync::{Latch, Mutex, rank};
 use base::thread::lane;
 use device::AlignedBuf;
 use format::BLOCK_SIZE;
@@ -40,7 +40,7 @@ pub(super) struct Bounces {
 /// Small pieces of a thread, on cache lines of its own.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Lane(Mutex<[Option<AlignedBuf>; SMALL_CLASSES]>);
+struct Lane(Latch<[Option<AlignedBuf>; SMALL_CLASSES]>);
 
 #[derive(Debug, Default)]
 struct Kept {
@@ -71,7 +71,7 @@ fn class_of(bytes: usize) -> Option<usize> {
 impl Bounces {
     /// Keeps up to `most` bytes.
     pub fn new(most: usize) -> Bounces {
-        let lane = |_| Lane(Mutex::new(rank::LEAF, Default::default()));
+        let lane = |_| Lane(Latch::new(rank::LEAF, Default::default()));
         Bounces {
             lanes: (0..LANES).map(lane).collect(),
             kept: Mutex::new(rank::LEAF, Kept::default()),
@@ -118,7 +118,7 @@ impl Bounces {
         memory.expect("one at least")
     }
 
-    fn lane(&self) -> &Mutex<[Option<AlignedBuf>; SMALL_CLASSES]> {
+    fn lane(&self) -> &Latch<[Option<AlignedBuf>; SMALL_CLASSES]> {
         &self.lanes[lane() % LANES].0
     }
 

@@ -11,7 +11,7 @@ use crate::content::FsNode;
 use base::map::{HashSet, NearMap, shard_of, shards_for};
 use base::spares::{Borrowed, Spares};
 use base::sync::{Arc, Mutex, rank};
-use base::thread::current_cpu;
+use base::thread::lane;
 use engine::Node;
 use engine::cache::{FileKey, PageCache};
 use engine::sum::{Padded, Sum};
@@ -119,7 +119,7 @@ impl FileTable {
             _ => {
                 let state = self.spares.make(|| FileState::new(key, node));
                 if entry.state.replace(Arc::clone(&state)).is_none() {
-                    self.states.add(current_cpu(), 1);
+                    self.states.add(lane(), 1);
                 }
                 Some(state)
             }
@@ -185,7 +185,7 @@ impl FileTable {
     fn remove(&self, shard: &mut Shard, ino: Ino) -> Option<Entry> {
         let entry = shard.entries.remove(&ino)?;
         if entry.state.is_some() {
-            self.states.add(current_cpu(), -1);
+            self.states.add(lane(), -1);
         }
         Some(entry)
     }

@@ -83,7 +83,7 @@ fn scan(
     mut children: BTreeSet<Nid>,
     names: &mut HashMap<(Nid, Nid), String>,
 ) -> Result<(), Error> {
-    let node = check.store.get(dir)?.read()?;
+    let node = check.store.get(dir)?.into_read()?;
     let inode = node.inode()?;
     let mut from = Some(0);
     while let Some(key) = from {

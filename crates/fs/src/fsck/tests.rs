@@ -107,7 +107,7 @@ impl World {
 
     pub(super) fn inode(&self, nid: Nid) -> crate::content::Inode {
         self.change(|fs| {
-            let node = fs.store().get(nid).unwrap().read().unwrap();
+            let node = fs.store().get(nid).unwrap().into_read().unwrap();
             node.inode().unwrap().clone()
         })
     }

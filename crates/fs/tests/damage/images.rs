@@ -354,7 +354,7 @@ pub fn build() -> (Vec<Arc<SimDevice>>, Model) {
 pub fn data_blocks(fs: &FileSystem, geometry: &Geometry) -> BTreeSet<(usize, u64)> {
     let mut extents: Vec<FileExtent> = Vec::new();
     for nid in 1..16_384 {
-        let Ok(node) = fs.store().get(Nid(nid)).and_then(|n| n.read()) else {
+        let Ok(node) = fs.store().get(Nid(nid)).and_then(|n| n.into_read()) else {
             continue;
         };
         match &*node {
@@ -556,7 +556,7 @@ pub fn nodes(image: &Image) -> Vec<(usize, u64, Nid, usize)> {
 pub fn bucket(image: &Image, dir: &[u8]) -> Nid {
     let fs = open(&image.devices(), true).unwrap();
     let ino = fs.resolve(dir).unwrap().ino;
-    let node = fs.store().get(ino).unwrap().read().unwrap();
+    let node = fs.store().get(ino).unwrap().into_read().unwrap();
     let root = node.inode().unwrap().root(TreeId::Body).unwrap();
     assert_eq!(root.depth, 0);
     root.children[0].nid

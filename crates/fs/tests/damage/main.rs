@@ -138,7 +138,7 @@ fn a_damaged_leaf_of_a_list_of_unlinked_inodes_keeps_only_what_is_in_it() {
         held.push(file);
     }
     drop(others);
-    let node = |nid| fs.store().get(nid).unwrap().read().unwrap();
+    let node = |nid| fs.store().get(nid).unwrap().into_read().unwrap();
     let leaves: Vec<Nid> = {
         let list = node(Nid(FIRST_ORPHANS));
         let root = list.inode().unwrap().root(TreeId::Body).unwrap();

@@ -216,7 +216,7 @@ fn links_and_unlinks_at_once_keep_the_count() {
 
 /// Leaves that each index node right below a directory's root has.
 fn leaves_of_index_nodes(fs: &FileSystem, dir: Ino) -> Vec<usize> {
-    let node = |nid| fs.store().get(nid).unwrap().read().unwrap();
+    let node = |nid| fs.store().get(nid).unwrap().into_read().unwrap();
     let root = node(dir)
         .inode()
         .unwrap()

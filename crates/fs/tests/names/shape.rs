@@ -84,7 +84,7 @@ impl Fixture<'_> {
     }
 
     fn root(&self) -> Root {
-        let node = self.store.get(self.inode).unwrap().read().unwrap();
+        let node = self.store.get(self.inode).unwrap().into_read().unwrap();
         node.inode().unwrap().root(TREE).unwrap().clone()
     }
 
@@ -202,7 +202,7 @@ fn leaves_go(take: impl Fn(&FileSystem, Ino, &[u8]) -> Result<(), fs::Error>) ->
     let who = Caller::root();
     let dir = fs.mkdir(&who, fs::ROOT, b"d", 0o755).unwrap().ino;
     let name = |i: u32| format!("a-name-that-is-not-short-{i}").into_bytes();
-    let version = || fs.store().get(dir).unwrap().read().unwrap().version();
+    let version = || fs.store().get(dir).unwrap().into_read().unwrap().version();
     let before = nodes(fs.store());
     let (count, stay) = (COUNT, 10);
     for i in 0..count {

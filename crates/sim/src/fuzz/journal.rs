@@ -140,7 +140,7 @@ fn entry(ino: Ino, version: u64, mode: u32) -> Vec<u8> {
 /// What the image's file is before any journal: its number, version and mode.
 fn file_before(fs: &FileSystem) -> Result<(Ino, u64, u32), Error> {
     let attr = fs.lookup(ROOT, b"file")?;
-    let version = fs.store().get(attr.ino)?.read()?.version();
+    let version = fs.store().get(attr.ino)?.into_read()?.version();
     Ok((attr.ino, version, attr.mode))
 }
 

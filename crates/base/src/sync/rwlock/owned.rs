@@ -5,7 +5,7 @@
 
 use super::super::Handle;
 use super::super::held::{Held, Mode, acquire, address};
-use super::{Keyed, RwLock};
+use super::{Keyed, RwLock, Unseen};
 use crate::readers::Entry;
 use std::mem::forget;
 use std::ops::{Deref, DerefMut};
@@ -30,10 +30,10 @@ impl<T, H: Keyed> Handle<RwLock<T, H>> {
         }
     }
 
-    /// An exclusive guard that keeps the lock alive by itself.
+    /// An exclusive guard that keeps the lock alive by itself; see [`RwLock::write_past`].
     #[inline]
     #[cfg_attr(feature = "trace", track_caller)]
-    pub fn write_owned(self) -> OwnedWriteGuard<T, H> {
+    pub fn write_owned_past(self, past: impl FnOnce(&H)) -> OwnedWriteGuard<T, H> {
         let all: &RwLock<T, H> = &self;
         let lock = address(&all.inner);
         let held = Held::take(all.rank, all.key(), lock, Mode::Exclusive);
@@ -46,16 +46,18 @@ impl<T, H: Keyed> Handle<RwLock<T, H>> {
             _held: held,
             lock: self,
         };
+        past(&guard.lock.header);
         guard.lock.revoke();
         guard
     }
 
     /// An exclusive guard that keeps the lock alive by itself, if nobody holds the lock: it
-    /// never waits, so its rank does not matter.
+    /// waits for nobody but who looks, so its rank does not matter.
     #[inline]
     #[cfg_attr(feature = "trace", track_caller)]
-    pub fn try_write_owned(self) -> Option<OwnedWriteGuard<T, H>> {
+    pub fn try_write_owned_past(self, past: impl FnOnce(&H)) -> Option<OwnedWriteGuard<T, H>> {
         let guard = self.inner.try_write()?;
+        past(&self.header);
         if !self.try_revoke() {
             return None;
         }
@@ -67,12 +69,20 @@ impl<T, H: Keyed> Handle<RwLock<T, H>> {
         })
     }
 
-    /// `write_owned` for a lock that nobody else can reach yet: it never waits, so its rank
+    /// An exclusive guard of a lock that nobody else can reach yet: it never waits, so its rank
     /// does not matter.
     #[cfg_attr(feature = "trace", track_caller)]
     pub fn write_owned_unordered(self) -> OwnedWriteGuard<T, H> {
-        self.try_write_owned()
+        self.try_write_owned_past(|_| {})
             .expect("nobody else can reach this lock yet")
+    }
+}
+
+impl<T, H: Unseen> Handle<RwLock<T, H>> {
+    /// An exclusive guard that keeps the lock alive by itself.
+    #[cfg_attr(feature = "trace", track_caller)]
+    pub fn write_owned(self) -> OwnedWriteGuard<T, H> {
+        self.write_owned_past(|_| {})
     }
 }
 
@@ -86,7 +96,7 @@ pub struct OwnedReadGuard<T, H = ()> {
     lock: Handle<RwLock<T, H>>,
 }
 
-/// See `write_owned` of a lock's handle. Stays on the thread that made it.
+/// See `write_owned_past` of a lock's handle. Stays on the thread that made it.
 #[derive(Debug)]
 pub struct OwnedWriteGuard<T, H = ()> {
     // Before the reference, which is given back last.
@@ -120,7 +130,7 @@ impl<T, H> Deref for OwnedWriteGuard<T, H> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: this guard owns the exclusive hold taken in `write_owned`.
+        // SAFETY: this guard owns the exclusive hold taken when it was made.
         unsafe { &*self.lock.inner.data_ptr() }
     }
 }
@@ -128,7 +138,7 @@ impl<T, H> Deref for OwnedWriteGuard<T, H> {
 impl<T, H> DerefMut for OwnedWriteGuard<T, H> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: this guard owns the exclusive hold taken in `write_owned`, and `&mut self`
+        // SAFETY: this guard owns the exclusive hold taken when it was made, and `&mut self`
         // makes this the only reference derived from it.
         unsafe { &mut *self.lock.inner.data_ptr() }
     }
@@ -147,7 +157,7 @@ impl<T, H> Drop for OwnedReadGuard<T, H> {
 impl<T, H> Drop for OwnedWriteGuard<T, H> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: `write_owned` took this exclusive hold and forgot its borrowed guard.
+        // SAFETY: `write_owned_past` took this exclusive hold and forgot its borrowed guard.
         unsafe { self.lock.inner.force_unlock_write() }
     }
 }

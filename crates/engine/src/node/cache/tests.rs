@@ -86,7 +86,7 @@ fn a_glance_sees_what_is_there_and_waits_for_nothing() {
     let reader = cell.read();
     assert_eq!(glance(70), Some(()));
     drop(reader);
-    let writer = cell.write();
+    let writer = cache.write(&cell);
     assert_eq!(glance(70), None);
     drop(writer);
     assert_eq!(glance(70), Some(()));

@@ -162,7 +162,7 @@ impl Mounted {
     }
 
     pub fn inode(&self, ino: Ino) -> Inode {
-        let content = self.store.get(ino).unwrap().read().unwrap();
+        let content = self.store.get(ino).unwrap().into_read().unwrap();
         content.inode().unwrap().clone()
     }
 

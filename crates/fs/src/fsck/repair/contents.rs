@@ -94,7 +94,7 @@ impl Round<'_> {
         }
         let before = inode.clone();
         let version = {
-            let node = self.salvage.store().get(nid)?.read()?;
+            let node = self.salvage.store().get(nid)?.into_read()?;
             node.version()
         };
         if inode.generation > version {

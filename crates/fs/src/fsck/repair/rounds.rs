@@ -297,7 +297,11 @@ impl Round<'_> {
 
     /// The node as it is now; `None` when there is none.
     pub fn load(&self, nid: Nid) -> Result<Option<FsNode>, Error> {
-        let node = self.salvage.store().get(nid).and_then(|node| node.read());
+        let node = self
+            .salvage
+            .store()
+            .get(nid)
+            .and_then(|node| node.into_read());
         match node {
             Ok(node) => Ok(Some(node.clone())),
             Err(engine::Error::Gone(_)) => Ok(None),

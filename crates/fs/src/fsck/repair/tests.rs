@@ -644,7 +644,7 @@ fn a_damaged_directory_keeps_an_index_node_that_a_file_claims_too() {
     claim_index(&world, "/file", large);
     let last = tree(&world, large).children.pop().unwrap();
     let bucket = world.change(|fs| {
-        let node = fs.store().get(last.nid).unwrap().read().unwrap();
+        let node = fs.store().get(last.nid).unwrap().into_read().unwrap();
         node.index().unwrap().last().unwrap().nid
     });
     break_node(&world, bucket);
@@ -791,7 +791,7 @@ fn new_data_chunk(world: &World) -> Range<u64> {
     let new = (0..32).find_map(|i| {
         fs.write(&file, i * piece.len() as u64, &piece).unwrap();
         fs.sync().unwrap();
-        let node = fs.store().get(attr.ino).unwrap().read().unwrap();
+        let node = fs.store().get(attr.ino).unwrap().into_read().unwrap();
         let Body::Extents(list) = &node.inode().unwrap().body else {
             panic!("{:?}", node.inode().unwrap().body);
         };
@@ -953,7 +953,7 @@ fn a_leaf_that_begins_among_the_names_of_one_hash_is_found_and_put_right() {
     for root in [&mut names, &mut attributes] {
         assert!(root.depth == 0 && root.children.len() > 1, "{root:?}");
         let first = root.children[0].nid;
-        let key = world.change(|fs| last(&fs.store().get(first).unwrap().read().unwrap()));
+        let key = world.change(|fs| last(&fs.store().get(first).unwrap().into_read().unwrap()));
         root.children[1].key = key + 1;
     }
     let set = |tree, root| Delta::SetRoot { tree, root };

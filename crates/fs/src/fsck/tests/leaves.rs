@@ -32,7 +32,7 @@ impl World {
         assert_eq!(root.depth, 1);
         let leaves = self.change(|fs| {
             let below = |child: &Child| {
-                let node = fs.store().get(child.nid).unwrap().read().unwrap();
+                let node = fs.store().get(child.nid).unwrap().into_read().unwrap();
                 node.index().unwrap().to_vec()
             };
             root.children.iter().flat_map(below).collect()
@@ -144,7 +144,7 @@ fn a_leaf_that_maps_pages_of_another_one_is_an_error_for_who_reads_there() {
     let (leaves, _) = world.tree_of(file);
     let border = leaves[1].key;
     let last = world.change(|fs| {
-        let leaf = fs.store().get(leaves[0].nid).unwrap().read().unwrap();
+        let leaf = fs.store().get(leaves[0].nid).unwrap().into_read().unwrap();
         *leaf.extents().unwrap().last().unwrap()
     });
     let longer = FileExtent { len: 7, ..last };
