@@ -108,7 +108,7 @@ impl Node {
 
 /// Who looks twice beside a writer sees what was before or what is after, and never that first.
 ///
-/// Found when broken: a writer that does not take the latch, or takes it before the lock. Not found, and so not shown: a look without its fence.
+/// Found when broken: a writer that does not take the latch, or takes it before the lock; a look without its fence.
 #[test]
 fn a_look_without_the_lock_sees_no_half_of_a_change() {
     check(3, || {
