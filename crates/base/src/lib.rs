@@ -14,6 +14,7 @@ pub mod atomic;
 pub mod canary;
 pub mod cgroup;
 pub mod clock;
+pub mod counted;
 pub mod counter;
 mod latch;
 pub mod limited;

@@ -10,11 +10,12 @@
 //! 2. A lane has less than two batches, the list no more than [`BATCHES`]: what goes beyond goes back to the allocator. So there are a few
 //!    hundred spares, and 2,240 at most.
 
-use crate::sync::{Arc, Mutex, rank};
+use crate::counted::Counted;
+use crate::sync::{Latch, Mutex, rank};
 use crate::thread::lane;
 use std::mem::{ManuallyDrop, MaybeUninit};
-use std::ops::Deref;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Threads beyond so many share lanes.
 const LANES: usize = 64;
@@ -23,12 +24,16 @@ const BATCH: usize = 16;
 /// Batches in the list.
 const BATCHES: usize = 16;
 
-type Batch<T> = Vec<Arc<MaybeUninit<T>>>;
+type Batch<T> = Vec<Counted<MaybeUninit<T>>>;
 
 /// On cache lines of its own.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Lane<T>(Mutex<Batch<T>>);
+struct Lane<T> {
+    spares: Latch<Batch<T>>,
+    /// Whether there are some, for whose lane it is: a hint, as others may share that.
+    any: AtomicBool,
+}
 
 #[derive(Debug)]
 #[repr(align(128))]
@@ -46,7 +51,10 @@ pub struct Spares<T> {
 
 impl<T> Default for Spares<T> {
     fn default() -> Self {
-        let lane = |_| Lane(Mutex::new(rank::LEAF, Vec::new()));
+        let lane = |_| Lane {
+            spares: Latch::new(rank::LEAF, Vec::new()),
+            any: AtomicBool::new(false),
+        };
         Spares {
             lanes: (0..LANES).map(lane).collect(),
             shared: Shared {
@@ -57,21 +65,38 @@ impl<T> Default for Spares<T> {
     }
 }
 
+impl<T> Lane<T> {
+    /// What `change` does to the spares.
+    fn with<R>(&self, change: impl FnOnce(&mut Batch<T>) -> R) -> R {
+        let mut spares = self.spares.lock();
+        let done = change(&mut spares);
+        let any = !spares.is_empty();
+        if self.any.load(Ordering::Relaxed) != any {
+            self.any.store(any, Ordering::Relaxed);
+        }
+        done
+    }
+}
+
 impl<T> Spares<T> {
-    fn mine(&self) -> &Mutex<Batch<T>> {
-        &self.lanes[lane() % LANES].0
+    fn mine(&self) -> &Lane<T> {
+        &self.lanes[lane() % LANES]
     }
 
-    /// As [`Arc::new`] of what `value` makes, in memory that was given back if there is some.
+    /// As [`Counted::new`] of what `value` makes, in memory that was given back if there is some.
     #[inline]
-    pub fn make(&self, value: impl FnOnce() -> T) -> Arc<T> {
-        let own = self.mine().lock().pop();
+    pub fn make(&self, value: impl FnOnce() -> T) -> Counted<T> {
+        let mine = self.mine();
+        let own = match mine.any.load(Ordering::Relaxed) {
+            true => mine.with(Vec::pop),
+            false => None,
+        };
         filled(own.or_else(|| self.fetch()), value)
     }
 
     /// One of a batch of others'.
     #[inline(never)]
-    fn fetch(&self) -> Option<Arc<MaybeUninit<T>>> {
+    fn fetch(&self) -> Option<Counted<MaybeUninit<T>>> {
         if self.shared.count.load(Ordering::Relaxed) == 0 {
             return None;
         }
@@ -83,21 +108,20 @@ impl<T> Spares<T> {
         };
         let one = batch.pop();
         // What is there is another thread's, and few: of one that shares the lane.
-        let _few = std::mem::replace(&mut *self.mine().lock(), batch);
+        let _few = self.mine().with(|own| std::mem::replace(own, batch));
         one
     }
 
     /// Drops a reference. If it was the last one the memory is for [`make`](Self::make).
-    fn give_back(&self, reference: Arc<T>) {
+    fn give_back(&self, reference: Counted<T>) {
         let Some(spare) = emptied(reference) else {
             return;
         };
-        let full = {
-            let mut own = self.mine().lock();
+        let full = self.mine().with(|own| {
             own.push(spare);
             let half = own.len() >= 2 * BATCH;
             half.then(|| own.split_off(BATCH))
-        };
+        });
         let Some(full) = full else {
             return;
         };
@@ -113,20 +137,26 @@ impl<T> Spares<T> {
 #[derive(Debug)]
 pub struct Borrowed<'a, T> {
     spares: &'a Spares<T>,
-    reference: ManuallyDrop<Arc<T>>,
+    reference: ManuallyDrop<Counted<T>>,
 }
 
 impl<'a, T> Borrowed<'a, T> {
-    pub fn new(spares: &'a Spares<T>, reference: Arc<T>) -> Borrowed<'a, T> {
+    pub fn new(spares: &'a Spares<T>, reference: Counted<T>) -> Borrowed<'a, T> {
         let reference = ManuallyDrop::new(reference);
         Borrowed { spares, reference }
     }
 }
 
 impl<T> Deref for Borrowed<'_, T> {
-    type Target = Arc<T>;
-    fn deref(&self) -> &Arc<T> {
+    type Target = Counted<T>;
+    fn deref(&self) -> &Counted<T> {
         &self.reference
+    }
+}
+
+impl<T> DerefMut for Borrowed<'_, T> {
+    fn deref_mut(&mut self) -> &mut Counted<T> {
+        &mut self.reference
     }
 }
 
@@ -139,40 +169,19 @@ impl<T> Drop for Borrowed<'_, T> {
 }
 
 /// Makes a value where there is none, or in new memory.
-#[cfg(not(feature = "trace"))]
 #[inline]
-fn filled<T>(spare: Option<Arc<MaybeUninit<T>>>, value: impl FnOnce() -> T) -> Arc<T> {
-    let mut place = spare.unwrap_or_else(Arc::new_uninit);
+fn filled<T>(spare: Option<Counted<MaybeUninit<T>>>, value: impl FnOnce() -> T) -> Counted<T> {
     // Invariant 1.
-    Arc::get_mut(&mut place)
-        .expect("nobody refers to it")
-        .write(value());
-    // SAFETY: it has just been written.
-    unsafe { place.assume_init() }
+    Counted::filled(spare.unwrap_or_else(Counted::<T>::room), value)
 }
 
-/// Drops a reference, and what it refers to if nobody else does: then its memory is left.
-#[cfg(not(feature = "trace"))]
-fn emptied<T>(mut reference: Arc<T>) -> Option<Arc<MaybeUninit<T>>> {
-    Arc::get_mut(&mut reference)?;
-    let raw = Arc::into_raw(reference);
-    // SAFETY: it is the only reference, and is not used as one to a value any more. A value that may be missing has the size and
-    // alignment of one that is there. If dropping it panics its memory is leaked.
-    unsafe {
-        std::ptr::drop_in_place(raw.cast_mut());
-        Some(Arc::from_raw(raw.cast::<MaybeUninit<T>>()))
+/// Drops a reference, and what it refers to if nobody else does: then its memory is left. Where references are recorded each is made by the
+/// allocator.
+fn emptied<T>(reference: Counted<T>) -> Option<Counted<MaybeUninit<T>>> {
+    match cfg!(feature = "trace") {
+        true => None,
+        false => reference.emptied(),
     }
-}
-
-/// Where references are recorded, each is made by the allocator.
-#[cfg(feature = "trace")]
-fn filled<T>(_: Option<Arc<MaybeUninit<T>>>, value: impl FnOnce() -> T) -> Arc<T> {
-    Arc::new(value())
-}
-
-#[cfg(feature = "trace")]
-fn emptied<T>(_: Arc<T>) -> Option<Arc<MaybeUninit<T>>> {
-    None
 }
 
 #[cfg(test)]
@@ -180,16 +189,16 @@ mod tests {
     use super::*;
 
     #[derive(Debug)]
-    struct Counted<'a>(&'a AtomicUsize, u64);
+    struct Alive<'a>(&'a AtomicUsize, u64);
 
-    impl<'a> Counted<'a> {
-        fn new(alive: &'a AtomicUsize, value: u64) -> Counted<'a> {
+    impl<'a> Alive<'a> {
+        fn new(alive: &'a AtomicUsize, value: u64) -> Alive<'a> {
             alive.fetch_add(1, Ordering::Relaxed);
-            Counted(alive, value)
+            Alive(alive, value)
         }
     }
 
-    impl Drop for Counted<'_> {
+    impl Drop for Alive<'_> {
         fn drop(&mut self) {
             self.0.fetch_sub(1, Ordering::Relaxed);
         }
@@ -198,25 +207,25 @@ mod tests {
     #[test]
     fn memory_is_used_again_once_nobody_refers_to_it() {
         let (alive, spares) = (AtomicUsize::new(0), Spares::default());
-        let first = spares.make(|| Counted::new(&alive, 1));
-        let (second, place) = (Arc::clone(&first), Arc::as_ptr(&first));
+        let first = spares.make(|| Alive::new(&alive, 1));
+        let (second, place) = (Counted::clone(&first), Counted::as_ptr(&first));
         drop(Borrowed::new(&spares, first));
         assert_eq!((alive.load(Ordering::Relaxed), second.1), (1, 1));
         let second = Borrowed::new(&spares, second);
         assert_eq!(second.1, 1);
         drop(second);
         assert_eq!(alive.load(Ordering::Relaxed), 0);
-        let third = spares.make(|| Counted::new(&alive, 3));
+        let third = spares.make(|| Alive::new(&alive, 3));
         assert_eq!(
             (
                 third.1,
-                Arc::strong_count(&third),
+                Counted::references(&third),
                 alive.load(Ordering::Relaxed)
             ),
             (3, 1, 1)
         );
         if cfg!(not(feature = "trace")) {
-            assert_eq!(Arc::as_ptr(&third), place);
+            assert_eq!(Counted::as_ptr(&third), place);
         }
     }
 
@@ -232,11 +241,7 @@ mod tests {
         crate::thread::parallel(2, |thread| match thread {
             0 => {
                 let sender = sender.lock().take().unwrap();
-                (0..few).for_each(|i| {
-                    sender
-                        .send(spares.make(|| Counted::new(&alive, i)))
-                        .unwrap()
-                });
+                (0..few).for_each(|i| sender.send(spares.make(|| Alive::new(&alive, i))).unwrap());
             }
             _ => {
                 let receiver = receiver.lock().take().unwrap();
@@ -247,13 +252,13 @@ mod tests {
             }
         });
         assert_eq!(alive.load(Ordering::Relaxed), 0);
-        let kept = |batches: &[Batch<Counted<'_>>]| batches.iter().map(Vec::len).sum::<usize>();
+        let kept = |batches: &[Batch<Alive<'_>>]| batches.iter().map(Vec::len).sum::<usize>();
         assert!(kept(&spares.shared.batches.lock()) <= BATCHES * BATCH);
         assert!(
             spares
                 .lanes
                 .iter()
-                .all(|lane| lane.0.lock().len() < 2 * BATCH)
+                .all(|lane| lane.spares.lock().len() < 2 * BATCH)
         );
     }
 }

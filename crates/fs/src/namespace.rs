@@ -12,7 +12,7 @@ use crate::acl::{DEFAULT, Inherited};
 use crate::api::{AtimePolicy, Attr, Caller, Ino};
 use crate::attr::attr_of_new;
 use crate::content::{AttrChange, Body, Delta, FsNode, Inode, Link, Orphan, Tally};
-use crate::data::{Entered, OpenFile};
+use crate::data::{Entered, Files, OpenFile};
 use crate::dir::{self, Target, Wanted, is_dot};
 use crate::directory::{At, dir_of};
 use crate::filesystem::{FileSystem, LINK_MAX};
@@ -21,7 +21,7 @@ use crate::times::Stamp;
 use crate::tree::{Ahead, Purpose};
 use base::canary::{Canary, planted};
 use base::clock::Timestamp;
-use engine::{Epoch, Mode, Need, Node, NodeRead, Op, Slot};
+use engine::{Mode, Need, Node, NodeRead, Op, Slot};
 use format::Damage;
 use std::sync::Arc;
 
@@ -188,7 +188,7 @@ impl FileSystem {
             rdev,
             body: &[],
         };
-        Ok(self.make(who, parent.into(), name, &draft, false)?.attr)
+        Ok(self.make(who, parent.into(), name, &draft, None)?.attr)
     }
 
     pub fn mkdir<'d>(
@@ -203,7 +203,7 @@ impl FileSystem {
             rdev: 0,
             body: &[],
         };
-        Ok(self.make(who, parent.into(), name, &draft, false)?.attr)
+        Ok(self.make(who, parent.into(), name, &draft, None)?.attr)
     }
 
     pub fn symlink<'d>(
@@ -227,7 +227,7 @@ impl FileSystem {
             rdev: 0,
             body: target,
         };
-        Ok(self.make(who, parent.into(), name, &draft, false)?.attr)
+        Ok(self.make(who, parent.into(), name, &draft, None)?.attr)
     }
 
     /// Makes a regular file and opens it. The name must not exist.
@@ -240,12 +240,10 @@ impl FileSystem {
         flags: i32,
     ) -> Result<(Attr, Arc<OpenFile>), Error> {
         let draft = Draft::file(mode);
-        let made = self.make(who, parent.into(), name, &draft, true)?;
-        let entered = made.entered.ok_or(Error::Stale(made.attr.ino))?;
         let flags = flags & !libc::O_TRUNC;
-        let new = (made.epoch, made.attr.size, made.shown);
-        let file = self.files.open_new(&self.owners, entered, flags, new);
-        Ok((made.attr, file))
+        let made = self.make(who, parent.into(), name, &draft, Some(flags))?;
+        let entered = made.entered.ok_or(Error::Stale(made.attr.ino))?;
+        Ok((made.attr, Files::handle(&self.owners, entered)))
     }
 
     /// Makes a regular file without a name in the file system of `parent` and opens it;
@@ -291,7 +289,7 @@ impl FileSystem {
         parent: At<'_>,
         name: &[u8],
         draft: &Draft<'_>,
-        open: bool,
+        open: Option<i32>,
     ) -> Result<Made, Error> {
         if is_dot(name) {
             return Err(Error::Exists);
@@ -305,14 +303,14 @@ impl FileSystem {
         }
     }
 
-    /// `None`: it takes the directory's exclusive lock.
+    /// `open`: with which flags. `None`: it takes the directory's exclusive lock.
     fn try_make(
         &self,
         who: &Caller,
         parent: At<'_>,
         name: Wanted<'_>,
         draft: &Draft<'_>,
-        open: bool,
+        open: Option<i32>,
         mode: Mode,
     ) -> Result<Option<Made>, Error> {
         let dir_node = self.dir_node(parent)?;
@@ -353,18 +351,16 @@ impl FileSystem {
         let made = op.create(fresh, FsNode::Inode(inode));
         addition.finish(&mut op);
         self.count_names(&mut op, dir, (1, subdirs), now);
-        // Open before anybody can unlink it.
-        let entered = match open {
-            true => self.files.enter_new(op.node(made), attr.generation),
-            false => None,
-        };
-        let epoch = op.commit();
-        Ok(Some(Made {
-            attr,
-            entered,
-            epoch,
-            shown,
-        }))
+        let open = open.map(|flags| (flags, op.node(made)));
+        let mut entered = None;
+        op.commit_noting(|epoch| {
+            // Open before anybody can unlink it.
+            if let Some((flags, node)) = open {
+                let new = (epoch, attr.size, shown);
+                entered = (self.files).enter_new(node, attr.generation, flags, new);
+            }
+        });
+        Ok(Some(Made { attr, entered }))
     }
 
     /// The new inode as its directory's owner, set-group-ID bit and default ACL make it.
@@ -798,10 +794,6 @@ struct Made {
     attr: Attr,
     /// If it was to be opened.
     entered: Option<Entered>,
-    /// Of the record that made it.
-    epoch: Epoch,
-    /// What it was made with.
-    shown: Stamp,
 }
 
 type Begun<'s> = Result<Op<'s, FsNode>, engine::Error>;

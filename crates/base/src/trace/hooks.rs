@@ -5,6 +5,7 @@ use super::recorder::{Kind, record, recording};
 use crate::clock::thread_cpu_ns;
 use std::panic::Location;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 /// A lock was taken.
 #[inline]
@@ -63,7 +64,19 @@ fn counts_of<T: ?Sized>(value: &T) -> usize {
 pub fn born<T: ?Sized>(value: &T) {
     let place = counts_of(value);
     let end = std::ptr::from_ref(value).cast::<u8>().addr() + size_of_val(value);
-    record(Kind::Born, place, "", (end - place) as u32);
+    born_at(place, end - place);
+}
+
+/// Something got a place of its own, of so many bytes.
+pub fn born_at(place: usize, len: usize) {
+    record(Kind::Born, place, "", len as u32);
+}
+
+/// This count of references to a value of a type changes.
+#[inline]
+pub fn counted<T>(count: &AtomicUsize) {
+    let count = std::ptr::from_ref(count).addr();
+    record(Kind::Write, count, std::any::type_name::<T>(), 0);
 }
 
 /// The count of references to this value changes by one.

@@ -1,7 +1,7 @@
 //! What an operation touches that other cores may touch too: locks, atomics, reference counts.
 //!
 //! With the feature `trace` every lock of [`crate::sync`], every atomic of [`crate::atomic`] and
-//! every count of [`crate::sync::Arc`] tells the calling thread's recorder, and the types stay as
+//! every count of [`crate::sync::Arc`] and [`crate::counted::Counted`] tells the calling thread's recorder, and the types stay as
 //! large as they are without, so that what shares a cache line does so too. Without the feature,
 //! which is how users build, the functions here are empty and those types are the library's own.
 //!
@@ -14,7 +14,7 @@ mod hooks;
 mod recorder;
 
 #[cfg(feature = "trace")]
-pub(crate) use hooks::{ahead, atomic, born, locked, tried, unlocked};
+pub(crate) use hooks::{ahead, atomic, born, born_at, counted, locked, tried, unlocked};
 #[cfg(feature = "trace")]
 pub use hooks::{device, joined, mark, processor, shared, unshared};
 pub use recorder::{Event, Kind, cpu, record, set_cpu, start, stop, ticks};

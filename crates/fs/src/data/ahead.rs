@@ -19,6 +19,7 @@ use super::{Files, PAGE};
 use crate::Error;
 use base::atomic::{AtomicUsize, Ordering};
 use base::canary::{Canary, planted};
+use base::counted::Counted;
 use base::sync::{Arc, Condvar, Mutex, rank};
 use engine::cache::{FileKey, Load, WAYS};
 use std::ops::Range;
@@ -286,7 +287,7 @@ impl Files {
     }
 
     pub(super) fn read_task(&self, task: &Task) -> Result<(), Error> {
-        let Some(state) = self.use_active(task.key.nid)? else {
+        let Some(state) = self.use_active(task.key.nid) else {
             return Ok(());
         };
         if state.key != task.key {
@@ -309,7 +310,7 @@ impl Files {
     }
 
     /// Caches those of these pages that are not, in the frames where they stay. The caller holds the I/O lock.
-    fn bring(&self, state: &Arc<FileState>, pages: Range<u64>) -> Result<(), Error> {
+    fn bring(&self, state: &Counted<FileState>, pages: Range<u64>) -> Result<(), Error> {
         let end = pages.end.min(state.size().div_ceil(PAGE));
         let mut at = pages.start;
         while at < end {

@@ -39,6 +39,7 @@ use super::{Files, PAGE, pace};
 use crate::Error;
 use base::atomic::Ordering;
 use base::canary::{Canary, planted};
+use base::counted::Counted;
 use base::sync::{Arc, MutexGuard, ReadGuard};
 use engine::Extent;
 use engine::cache::{Backing, FileKey, Stamp};
@@ -69,7 +70,7 @@ enum Home {
 
 /// Neighbouring pages that are being written.
 struct Piece<'a> {
-    state: &'a Arc<FileState>,
+    state: &'a Counted<FileState>,
     pages: Range<u64>,
     stamps: Vec<Stamp>,
     block: Block,
@@ -262,12 +263,12 @@ impl Files {
     }
 
     fn use_dirty(&self, key: FileKey) -> Option<StateUse<'_>> {
-        let state = self.use_active(key.nid).ok().flatten();
+        let state = self.use_active(key.nid);
         state.filter(|state| state.key == key)
     }
 
     /// Where a dirty page goes.
-    fn home_of(&self, state: &Arc<FileState>, page: u64) -> Home {
+    fn home_of(&self, state: &Counted<FileState>, page: u64) -> Home {
         if !is_plain(&state.meta.lock(), page) {
             return Home::File;
         }
@@ -304,7 +305,7 @@ impl Files {
     /// `None`: there is none, or to tell would take a wait.
     pub(super) fn block_of(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         pages: &Range<u64>,
     ) -> Result<Option<(Range<u64>, Block)>, Error> {
         let content = state.node.read()?;
@@ -489,7 +490,7 @@ impl Files {
     /// Locks a page and those of its neighbours that go with it, and copies them (invariants 1 and 2).
     fn gather<'a>(
         &'a self,
-        state: &'a Arc<FileState>,
+        state: &'a Counted<FileState>,
         (device, page): (usize, u64),
         (taken, most): (usize, usize),
         copies: &mut Bounce<'_>,
@@ -555,7 +556,7 @@ impl Files {
     /// cleaned all, or to tell would take a wait.
     fn block_on(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         device: usize,
         page: u64,
         run: Range<u64>,
@@ -670,6 +671,6 @@ fn is_plain(meta: &Meta, page: u64) -> bool {
 /// The same of a file whose write-back may have failed.
 pub(super) fn needs_no_record(meta: &Meta, page: u64) -> bool {
     let inside = (page + 1) * PAGE <= meta.logged_size || meta.size == meta.logged_size;
-    let whole = meta.loaded && !meta.dead && !meta.replaced && !meta.cutting;
+    let whole = !meta.dead && !meta.replaced && !meta.cutting;
     whole && inside
 }

@@ -11,7 +11,7 @@ use super::{Files, PAGE, SIZE_MAX};
 use crate::Error;
 use crate::content::inode::INLINE_DATA_MAX;
 use crate::content::{AttrChange, Body, Delta, FileExtent};
-use base::sync::Arc;
+use base::counted::Counted;
 use engine::Need;
 use engine::cache::{Backing, PageState};
 use std::ops::Range;
@@ -67,7 +67,7 @@ impl Files {
     }
 
     /// The body must be extents: what is in the cache goes home, an inline body and the tail move out.
-    fn settle_extents(&self, state: &Arc<FileState>) -> Result<(), Error> {
+    fn settle_extents(&self, state: &Counted<FileState>) -> Result<(), Error> {
         self.leave_inline(state, INLINE_DATA_MAX as u64 + 1)?;
         self.dirty_tail(state)?;
         state.meta.lock().keep_extents = true;
@@ -75,7 +75,7 @@ impl Files {
     }
 
     /// Gives every hole of the range blocks that read as zeros.
-    fn allocate(&self, state: &Arc<FileState>, bytes: Range<u64>) -> Result<(), Error> {
+    fn allocate(&self, state: &Counted<FileState>, bytes: Range<u64>) -> Result<(), Error> {
         let pages = super::pages_of(bytes);
         if self.lacks_more(state, &pages, self.store.space().free_blocks)? {
             // Hopeless: neither fill the disk first, nor move what is in the inode out.
@@ -93,7 +93,7 @@ impl Files {
     /// counts: its blocks come back first.
     fn lacks_more(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         pages: &Range<u64>,
         most: u64,
     ) -> Result<bool, Error> {
@@ -126,7 +126,7 @@ impl Files {
     }
 
     /// Allocates the first holes of a range in one record; returns where to go on.
-    fn allocate_step(&self, state: &Arc<FileState>, pages: Range<u64>) -> Result<u64, Error> {
+    fn allocate_step(&self, state: &Counted<FileState>, pages: Range<u64>) -> Result<u64, Error> {
         let (mapped, bound) = {
             let content = state.node.read()?;
             let inode = content.inode()?;
@@ -166,7 +166,7 @@ impl Files {
 
     fn allocate_holes(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         holes: &[Range<u64>],
         blocks: u64,
     ) -> Result<u64, Error> {
@@ -177,7 +177,7 @@ impl Files {
         outcome
     }
 
-    fn take_holes(&self, state: &Arc<FileState>, holes: &[Range<u64>]) -> Result<u64, Error> {
+    fn take_holes(&self, state: &Counted<FileState>, holes: &[Range<u64>]) -> Result<u64, Error> {
         let (mut changes, mut reservations) = (Vec::new(), Vec::new());
         let mut reached = holes.first().map_or(0, |h| h.start);
         let mut goal = None;
@@ -212,7 +212,7 @@ impl Files {
     }
 
     /// Frees the whole pages of a range and zeroes its edges. The size stays. Pages in the hole are not written first.
-    fn punch(&self, state: &Arc<FileState>, bytes: Range<u64>) -> Result<(), Error> {
+    fn punch(&self, state: &Counted<FileState>, bytes: Range<u64>) -> Result<(), Error> {
         self.accept_split(state, &bytes)?;
         let whole = self.zero_edges(state, bytes)?;
         if whole.is_empty() {
@@ -231,7 +231,7 @@ impl Files {
     }
 
     /// Before something is done to a few pages in the midst of others: one extent becomes two, or three, and of such there can be as many as pages.
-    fn accept_split(&self, state: &Arc<FileState>, bytes: &Range<u64>) -> Result<(), Error> {
+    fn accept_split(&self, state: &Counted<FileState>, bytes: &Range<u64>) -> Result<(), Error> {
         let pages = bytes.start.div_ceil(PAGE)..(bytes.end / PAGE).min(PAGE_LIMIT);
         if pages.is_empty() || pages.end - pages.start >= SPLIT_FREELY {
             return Ok(());
@@ -247,7 +247,7 @@ impl Files {
     /// however this ends.
     fn free_pages(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         whole: &Range<u64>,
         freed: &mut Vec<Range<u64>>,
     ) -> Result<(), Error> {
@@ -285,7 +285,7 @@ impl Files {
     }
 
     /// Makes an inline body, which is page 0, read as zeros; false if there is none.
-    fn empty_inline(&self, state: &Arc<FileState>) -> Result<bool, Error> {
+    fn empty_inline(&self, state: &Counted<FileState>) -> Result<bool, Error> {
         if !state.node.read()?.inode()?.has_inline() {
             return Ok(false);
         }
@@ -297,7 +297,7 @@ impl Files {
     }
 
     /// Makes the range read as zeros, with blocks behind it.
-    fn zero(&self, state: &Arc<FileState>, bytes: Range<u64>) -> Result<(), Error> {
+    fn zero(&self, state: &Counted<FileState>, bytes: Range<u64>) -> Result<(), Error> {
         // First, as it may fail for want of space: nothing is zeroed then.
         self.accept_split(state, &bytes)?;
         self.allocate(state, bytes.clone())?;
@@ -312,7 +312,7 @@ impl Files {
     }
 
     /// Marks the mapped pages of a range as unwritten, their blocks kept.
-    fn unwrite(&self, state: &Arc<FileState>, pages: Range<u64>) -> Result<(), Error> {
+    fn unwrite(&self, state: &Counted<FileState>, pages: Range<u64>) -> Result<(), Error> {
         let mut at = pages.start;
         while at < pages.end {
             let mut changes = Vec::new();
@@ -347,7 +347,11 @@ impl Files {
     /// Writes zeros to the parts of a range that are no whole pages, as far as the file goes;
     /// returns the whole pages. A range that reaches the end of the file covers the last
     /// page.
-    fn zero_edges(&self, state: &Arc<FileState>, bytes: Range<u64>) -> Result<Range<u64>, Error> {
+    fn zero_edges(
+        &self,
+        state: &Counted<FileState>,
+        bytes: Range<u64>,
+    ) -> Result<Range<u64>, Error> {
         let size = state.size();
         let to_eof = bytes.end >= size;
         let first = bytes.start.div_ceil(PAGE);
@@ -365,7 +369,7 @@ impl Files {
     }
 
     /// Zeroes bytes of one page, unless it is a hole anyway.
-    fn zero_edge(&self, state: &Arc<FileState>, bytes: Range<u64>) -> Result<(), Error> {
+    fn zero_edge(&self, state: &Counted<FileState>, bytes: Range<u64>) -> Result<(), Error> {
         if bytes.is_empty() {
             return Ok(());
         }

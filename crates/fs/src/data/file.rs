@@ -3,8 +3,8 @@
 //! A [`FileState`] exists while a file is open, has something that is not logged yet, or is
 //! being worked on. Invariants:
 //!
-//! 1. There is at most one state per inode, in the table; `Meta::loaded` is set once, under the inode's
-//!    shared lock, from the inode as it is then.
+//! 1. There is at most one state per inode, in the table. It is made of the inode as it is then, under the inode's shared lock, or by the operation that makes
+//!    the inode, before that is unlocked. So who has the inode's exclusive lock finds the state, or nobody has one before the lock goes.
 //! 2. `Meta::size` is the size that programs see. It changes only under the exclusive I/O
 //!    lock. `Meta::logged_size` is the size in the inode; they differ only while something is
 //!    left to write back.
@@ -24,13 +24,14 @@ use super::gate::Stores;
 use super::meta::{Meta, MetaLock, NewTimes};
 use super::runs::{ReadRun, ReadRuns, WriteRuns};
 use super::stream::Seated;
-use super::table::StateUse;
+use super::table::{StateUse, Usage};
 use super::write::is_inside;
 use crate::content::{AttrChange, FsNode};
 use crate::times::Stamp;
 use crate::{Error, Ino};
 use base::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use base::clock::Timestamp;
+use base::counted::Counted;
 use base::sync::{Arc, Mutex, ReadGuard, RwLock, WriteGuard, rank};
 use base::thread::current_cpu;
 use engine::cache::{FileKey, PageCache};
@@ -74,8 +75,8 @@ pub(crate) struct FileState {
     exclusives: AtomicU64,
     /// Whether a stream's pieces have to end before somebody else has `io`.
     pub(super) behind: Seated,
-    /// Handles for reading and writing.
-    mappable: AtomicU32,
+    /// Handles for reading and writing; changed under the lock of the table's shard.
+    pub(super) mappable: AtomicU32,
 }
 
 impl FileState {
@@ -211,7 +212,11 @@ pub(crate) struct Volatile {
 /// A file whose open is counted, and that must be opened or the count stays.
 #[must_use]
 #[derive(Debug)]
-pub(crate) struct Entered(Arc<FileState>);
+pub(crate) struct Entered {
+    state: Counted<FileState>,
+    flags: i32,
+    forgiven: u64,
+}
 
 /// What an open file keeps [`Files`] alive by: a count of references for each core.
 #[derive(Debug)]
@@ -235,7 +240,7 @@ impl Owners {
 #[derive(Debug)]
 pub struct OpenFile {
     files: Owner,
-    pub(super) state: Arc<FileState>,
+    pub(super) state: Counted<FileState>,
     flags: i32,
     /// Failures of the file that this handle does not report: they were reported before.
     forgiven: u64,
@@ -270,7 +275,7 @@ impl OpenFile {
 
     /// A number that all handles of this file have, and no other file as long as one of them is open.
     pub(crate) fn identity(&self) -> usize {
-        Arc::as_ptr(&self.state).addr()
+        Counted::as_ptr(&self.state).addr()
     }
 
     /// Whether a write takes the file alone, because it makes it longer. A hint: others may make it longer first.
@@ -310,25 +315,22 @@ impl OpenFile {
     }
 }
 
-fn is_for_both(flags: i32) -> bool {
-    flags & libc::O_ACCMODE == libc::O_RDWR
+impl Usage {
+    /// Of a handle with these flags.
+    fn with(flags: i32) -> Usage {
+        Usage::Handle {
+            both: flags & libc::O_ACCMODE == libc::O_RDWR,
+        }
+    }
 }
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
-        if is_for_both(self.flags) {
-            self.state.mappable.fetch_sub(1, Ordering::Relaxed);
-        }
         self.files.end_ahead(self);
         self.files.readers.leave(self, &self.files.memory);
         self.files.end_pieces_of(&self.state);
-        self.files.closing(&self.state, self.writable());
-        if self.files.table.leave(&self.state, true, &self.files.pages) {
-            self.files.last_reference_gone(self.ino());
-        }
-        if self.state.meta.lock().failure.count > 0 {
-            self.files.settle_failed(&self.state);
-        }
+        let (usage, wrote) = (Usage::with(self.flags), self.writable());
+        self.files.close(&mut self.state, usage, wrote);
     }
 }
 
@@ -340,39 +342,57 @@ impl Files {
         ino: Ino,
         flags: i32,
     ) -> Result<std::sync::Arc<OpenFile>, Error> {
-        let node = self.store.get(ino)?;
-        let generation = self.file_generation(&node)?;
-        let entered = self.table.enter(node, generation, true);
-        let entered = Entered(entered.ok_or(Error::Stale(ino))?);
-        self.open_entered(owners, entered, flags)
+        let usage = Usage::with(flags);
+        let (mut state, is_new) = self.enter(ino, usage)?;
+        // A failure nobody was told of yet is this handle's to report.
+        let forgiven = match is_new {
+            true => Some(0),
+            false => {
+                let meta = state.meta.lock();
+                (!meta.dead).then(|| meta.forgiven())
+            }
+        };
+        let Some(forgiven) = forgiven else {
+            if self.table.leave(&mut state, usage, &self.pages) {
+                self.last_reference_gone(ino);
+            }
+            return Err(Error::Stale(ino));
+        };
+        let entered = Entered {
+            state,
+            flags,
+            forgiven,
+        };
+        Ok(Self::handle(owners, entered))
     }
 
-    /// Counts an open of a file that an operation is making, before it commits.
-    pub(crate) fn enter_new(&self, node: Node<FsNode>, generation: u64) -> Option<Entered> {
-        self.table.enter(node, generation, true).map(Entered)
-    }
-
-    /// Opens a file whose open was counted before a record of this epoch made it, of this size and shown with this stamp. No
-    /// look at its inode is needed: what has changed it since has a state of it, this one, in which that is noted.
-    pub(crate) fn open_new(
+    /// Counts an open of a file that a record of this epoch makes, of this size and shown with this stamp, before that is unlocked.
+    pub(crate) fn enter_new(
         &self,
-        owners: &Owners,
-        Entered(state): Entered,
+        node: Node<FsNode>,
+        generation: u64,
         flags: i32,
         (epoch, size, shown): (Epoch, u64, Stamp),
-    ) -> std::sync::Arc<OpenFile> {
-        let forgiven = {
-            let mut meta = state.meta.lock();
-            // Who opened it in between has loaded what it is by now.
-            if !meta.loaded {
-                meta.loaded = true;
-                (meta.size, meta.logged_size) = (size, size);
-                meta.looked = meta.looked.max(shown);
-                meta.changed = meta.changed.max(epoch);
-            }
-            meta.forgiven()
+    ) -> Option<Entered> {
+        let fill = |meta: &mut Meta| {
+            (meta.size, meta.logged_size) = (size, size);
+            (meta.looked, meta.changed) = (shown, epoch);
         };
-        Self::handle(owners, state, flags, forgiven)
+        let key = FileKey {
+            nid: node.nid(),
+            generation,
+        };
+        let usage = Usage::with(flags);
+        let (state, is_new) = self.table.enter(key, usage, || node, fill)?;
+        let forgiven = match is_new {
+            true => 0,
+            false => state.forgiven(),
+        };
+        Some(Entered {
+            state,
+            flags,
+            forgiven,
+        })
     }
 
     /// These files, if one of them is what the handle is of.
@@ -387,15 +407,13 @@ impl Files {
         }
     }
 
-    fn handle(
-        owners: &Owners,
-        state: Arc<FileState>,
-        flags: i32,
-        forgiven: u64,
-    ) -> std::sync::Arc<OpenFile> {
-        if is_for_both(flags) {
-            state.mappable.fetch_add(1, Ordering::Relaxed);
-        }
+    /// Opens a file whose open is counted.
+    pub(crate) fn handle(owners: &Owners, entered: Entered) -> std::sync::Arc<OpenFile> {
+        let Entered {
+            state,
+            flags,
+            forgiven,
+        } = entered;
         std::sync::Arc::new(OpenFile {
             files: Arc::clone(owners.mine()),
             state,
@@ -408,29 +426,14 @@ impl Files {
         })
     }
 
-    /// Opens a file whose open is counted. No operation is under way.
-    fn open_entered(
-        &self,
-        owners: &Owners,
-        Entered(state): Entered,
-        flags: i32,
-    ) -> Result<std::sync::Arc<OpenFile>, Error> {
-        if let Err(error) = self.load_state(&state) {
-            if self.table.leave(&state, true, &self.pages) {
-                self.last_reference_gone(state.ino());
-            }
-            return Err(error);
-        }
-        // A failure nobody was told of yet is this handle's to report.
-        let forgiven = state.forgiven();
-        Ok(Self::handle(owners, state, flags, forgiven))
-    }
-
-    fn file_generation(&self, node: &Node<FsNode>) -> Result<u64, Error> {
+    /// Counts a use of a regular file and returns its state, and whether that was made of the inode now (invariant 1). One that was there says no more than
+    /// what is known of the file: whether the inode is still there may be another thing by the time that the caller gets to it anyway.
+    fn enter(&self, ino: Ino, usage: Usage) -> Result<(Counted<FileState>, bool), Error> {
+        let node = self.store.get(ino)?;
         let content = node.read()?;
         // The number may be an old one, of what has been deleted.
         let FsNode::Inode(inode) = &*content else {
-            return Err(Error::Stale(node.nid()));
+            return Err(Error::Stale(ino));
         };
         if inode.is_dir() {
             return Err(Error::IsADirectory);
@@ -438,71 +441,40 @@ impl Files {
         if !inode.is_file() {
             return Err(Error::Invalid("not a regular file"));
         }
-        Ok(inode.generation)
-    }
-
-    /// Fills a fresh state from the inode (invariant 1). Of one that is filled it says no more than what is known of it: whether
-    /// the inode is still there may be another thing by the time that the caller gets to it anyway.
-    fn load_state(&self, state: &FileState) -> Result<(), Error> {
-        {
-            let meta = state.meta.lock();
-            if meta.loaded {
-                return match meta.dead {
-                    true => Err(Error::Stale(state.ino())),
-                    false => Ok(()),
-                };
-            }
-        }
-        let content = state.node.read()?;
-        let inode = content.inode()?;
-        if inode.generation != state.key.generation {
-            return Err(Error::Stale(state.ino()));
-        }
-        let mut meta = state.meta.lock();
-        if meta.dead {
-            return Err(Error::Stale(state.ino()));
-        }
-        if !meta.loaded {
-            meta.loaded = true;
-            meta.size = inode.size;
-            meta.logged_size = inode.size;
+        let fill = |meta: &mut Meta| {
+            (meta.size, meta.logged_size) = (inode.size, inode.size);
             meta.cutting = inode.seldom.pending_truncate.is_some();
             // Whoever looks from now on finds the state, and looked at the inode before that.
-            meta.looked = meta.looked.max(inode.shown());
+            meta.looked = inode.shown();
             // Whatever made the inode what it is belongs to this epoch or to an earlier one.
             meta.changed = self.store.epoch();
-        }
-        Ok(())
+        };
+        let key = FileKey {
+            nid: ino,
+            generation: inode.generation,
+        };
+        let entered = self.table.enter(key, usage, || node.clone(), fill);
+        entered.ok_or(Error::Stale(ino))
     }
 
     /// The state of a file for the length of an operation.
     pub(super) fn use_file(&self, ino: Ino) -> Result<StateUse<'_>, Error> {
-        let node = self.store.get(ino)?;
-        let generation = self.file_generation(&node)?;
-        let entered = self.table.enter(node, generation, false);
-        let state = entered.ok_or(Error::Stale(ino))?;
+        let (state, _) = self.enter(ino, Usage::Operation)?;
         let held = StateUse::new(self, state);
-        self.load_state(&held)?;
+        held.check_alive()?;
         Ok(held)
     }
 
     /// The state of a file only if it has one. `None` also when the file is deleted meanwhile:
     /// looking it up by its number, which another inode may have by now, would not do.
-    pub(super) fn use_active(&self, ino: Ino) -> Result<Option<StateUse<'_>>, Error> {
-        let Some(state) = self.table.enter_present(ino) else {
-            return Ok(None);
-        };
+    pub(super) fn use_active(&self, ino: Ino) -> Option<StateUse<'_>> {
+        let state = self.table.enter_present(ino)?;
         let held = StateUse::new(self, state);
-        match self.load_state(&held) {
-            Ok(()) => Ok(Some(held)),
-            Err(Error::Stale(gone)) if gone == ino => Ok(None),
-            Err(error) => Err(error),
-        }
+        (!held.meta.is_dead()).then_some(held)
     }
 
     pub(crate) fn may_be_mapped(&self, ino: Ino) -> bool {
-        let state = self.table.peek(ino);
-        state.is_some_and(|state| state.mappable.load(Ordering::Relaxed) > 0)
+        self.table.has_both(ino)
     }
 
     /// What `stat` shows in place of the inode's own; `None`: the inode says it all.
@@ -530,7 +502,7 @@ impl Files {
         if let Some(ctime) = shown {
             meta.look(ctime);
         }
-        meta.loaded.then_some(Volatile {
+        Some(Volatile {
             size: meta.size,
             promised: meta.promised + meta.pending,
             times: meta.times,

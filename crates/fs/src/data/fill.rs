@@ -23,7 +23,7 @@ use crate::Error;
 use crate::content::{AttrChange, Body, FileExtent, FsNode, TreeId};
 use crate::tree;
 use base::canary::{Canary, planted};
-use base::sync::Arc;
+use base::counted::Counted;
 use engine::{Extent, Need, Reservation};
 use format::Block;
 use std::ops::Range;
@@ -63,7 +63,7 @@ impl Files {
     /// to be done by who has the file alone.
     pub(super) fn fill(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         pages: &Range<u64>,
         mapped: &[FileExtent],
         data: &[u8],
@@ -91,7 +91,7 @@ impl Files {
 
     fn write_filled(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         filled: Filled<'_>,
         data: &[u8],
     ) -> Result<bool, Error> {
@@ -111,7 +111,7 @@ impl Files {
     /// Blocks for all of the pages. `None`: they are too many pieces, or some of them hold data, or the body has no mapping yet.
     fn find_room(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         pages: &Range<u64>,
         mapped: &[FileExtent],
     ) -> Result<Option<Filled<'_>>, Error> {
@@ -161,7 +161,7 @@ impl Files {
     /// Stages the record. False, with nothing staged: invariant 4.
     fn log_filled(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         filled: Filled<'_>,
         flush_failures: u64,
     ) -> Result<bool, Error> {

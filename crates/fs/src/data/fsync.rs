@@ -4,6 +4,7 @@ use super::extents::PAGE_LIMIT;
 use super::file::{FileState, OpenFile};
 use super::meta::Meta;
 use super::pace::piece_pages;
+use super::table::Usage;
 use super::tail::How;
 use super::together::{Room, TOGETHER};
 use super::{Files, PAGE};
@@ -13,8 +14,10 @@ use crate::{Error, Ino};
 use base::atomic::{AtomicU64, Ordering};
 use base::canary::{Canary, planted};
 use base::clock::ns_of;
+use base::counted::Counted;
 use base::sync::Arc;
 use engine::Need;
+use engine::cache::FileKey;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -123,7 +126,7 @@ impl Files {
     fn follow_hints(&self) {
         let hints = std::mem::take(&mut *self.hints.lock());
         for (key, pages) in hints {
-            let Ok(Some(state)) = self.use_active(key.nid) else {
+            let Some(state) = self.use_active(key.nid) else {
                 continue;
             };
             if state.key == key
@@ -162,7 +165,7 @@ impl Files {
         }
     }
 
-    fn fsync_state(&self, state: &Arc<FileState>, data_only: bool) -> Result<(), Error> {
+    fn fsync_state(&self, state: &Counted<FileState>, data_only: bool) -> Result<(), Error> {
         if self.store.read_only() && self.store.failed().is_none() {
             return Ok(());
         }
@@ -178,7 +181,7 @@ impl Files {
 
     fn make_durable(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         data_only: bool,
         alone: bool,
     ) -> Result<(), Error> {
@@ -227,7 +230,7 @@ impl Files {
         }
     }
 
-    fn times_due(&self, state: &Arc<FileState>) -> bool {
+    fn times_due(&self, state: &Counted<FileState>) -> bool {
         let interval = ns_of(self.options.mtime_persist);
         let (persisted_ns, is_owed) = {
             let meta = state.meta.lock();
@@ -238,13 +241,13 @@ impl Files {
     }
 
     /// Times in memory are ahead of the inode's.
-    fn times_coarse(&self, state: &Arc<FileState>) -> bool {
+    fn times_coarse(&self, state: &Counted<FileState>) -> bool {
         let meta = state.meta.lock();
         meta.times.mtime.is_some() || meta.times.ctime.is_some()
     }
 
     /// Times are ahead of the inode's that no earlier sync has left so.
-    fn times_kept(&self, state: &Arc<FileState>) -> bool {
+    fn times_kept(&self, state: &Counted<FileState>) -> bool {
         let mut meta = state.meta.lock();
         let ahead = (meta.times.mtime, meta.times.ctime);
         let kept = std::mem::replace(&mut meta.kept, ahead);
@@ -270,9 +273,9 @@ impl Files {
     }
 
     /// Files that wait for a flush, each with the count of what it wrote in place so far.
-    pub(super) fn written_in_place(&self) -> Vec<(Arc<FileState>, u64)> {
-        let states: Vec<Arc<FileState>> = self.unflushed.lock().values().cloned().collect();
-        let count = |state: Arc<FileState>| {
+    pub(super) fn written_in_place(&self) -> Vec<(Counted<FileState>, u64)> {
+        let states: Vec<Counted<FileState>> = self.unflushed.lock().values().cloned().collect();
+        let count = |state: Counted<FileState>| {
             let written = state.meta.lock().in_place.written;
             (state, written)
         };
@@ -280,7 +283,7 @@ impl Files {
     }
 
     /// What these files had written was flushed, if none of the `failures` concerned it.
-    pub(super) fn flushed(&self, waiting: Vec<(Arc<FileState>, u64)>, failures: u64) {
+    pub(super) fn flushed(&self, waiting: Vec<(Counted<FileState>, u64)>, failures: u64) {
         for (state, written) in waiting {
             let mut meta = state.meta.lock();
             if meta.in_place.unflushed() && meta.in_place.flush_failures != failures {
@@ -298,7 +301,7 @@ impl Files {
     }
 
     /// A state that was kept until its file was flushed goes, if nothing else keeps it.
-    fn leave_closed(&self, state: &Arc<FileState>) {
+    fn leave_closed(&self, state: &Counted<FileState>) {
         if !self.table.is_open(state.ino()) {
             // Leaving is what removes it.
             drop(self.use_active(state.ino()));
@@ -307,10 +310,13 @@ impl Files {
 
     /// Nothing that this file wrote in place waits for a flush any more. Its nid may be another
     /// file's by now, whose entry stays.
-    pub(super) fn forget_unflushed(&self, state: &Arc<FileState>) {
+    pub(super) fn forget_unflushed(&self, state: &Counted<FileState>) {
         let mut unflushed = self.unflushed.lock();
         let ino = state.ino();
-        if unflushed.get(&ino).is_some_and(|s| Arc::ptr_eq(s, state)) {
+        if unflushed
+            .get(&ino)
+            .is_some_and(|s| Counted::ptr_eq(s, state))
+        {
             unflushed.remove(&ino);
         }
     }
@@ -318,7 +324,7 @@ impl Files {
     /// Latches a failed flush on all files that wrote in place. Those that note their write after
     /// this look see by the array's count of failures that it may be lost.
     fn flush_failed(&self, error: &engine::Error) {
-        let states: Vec<Arc<FileState>> = self.unflushed.lock().values().cloned().collect();
+        let states: Vec<Counted<FileState>> = self.unflushed.lock().values().cloned().collect();
         for state in states {
             let mut meta = state.meta.lock();
             if !planted(Canary::FailedFlushForgotten) {
@@ -333,18 +339,18 @@ impl Files {
 
     /// Logs times that are ahead of the inode, and nothing else: no change in the sense of R7. For who syncs, also if somebody has made the file longer since: the
     /// times of what was synced are no later.
-    pub(super) fn persist_times(&self, state: &Arc<FileState>) -> Result<(), Error> {
+    pub(super) fn persist_times(&self, state: &Counted<FileState>) -> Result<(), Error> {
         self.persist_times_if(state, |_| true)
     }
 
     /// The same for whom nobody has asked: times of content that is ahead go with that.
-    fn persist_times_alone(&self, state: &Arc<FileState>) -> Result<(), Error> {
+    fn persist_times_alone(&self, state: &Counted<FileState>) -> Result<(), Error> {
         self.persist_times_if(state, |meta| !meta.content_is_ahead())
     }
 
     fn persist_times_if(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         may: impl Fn(&Meta) -> bool,
     ) -> Result<(), Error> {
         let (mut op, slot) = match self.begin(state, Need::Reclaim) {
@@ -384,7 +390,7 @@ impl Files {
     /// it, so that a file never takes another's name before it has its content.
     pub(crate) fn write_back(&self, ino: Ino) -> Result<(), Error> {
         match self.use_active(ino) {
-            Ok(Some(state)) => {
+            Some(state) => {
                 // What is logged, but for a little, need not go home for that.
                 let how = match state.meta.lock().logged {
                     Some(_) => How::Logged,
@@ -393,8 +399,7 @@ impl Files {
                 self.flush_file_by(&state, how)
             }
             // Deleted meanwhile, its pages with it.
-            Ok(None) => Ok(()),
-            Err(error) => Err(error),
+            None => Ok(()),
         }
     }
 
@@ -452,7 +457,7 @@ impl Files {
         outcome
     }
 
-    fn settle(&self, state: &Arc<FileState>) -> Result<(), Error> {
+    fn settle(&self, state: &Counted<FileState>) -> Result<(), Error> {
         self.flush_file(state)?;
         if state.meta.lock().times.any() {
             self.persist_times(state)?;
@@ -471,7 +476,7 @@ impl Files {
     /// Keeps such pages below half of the cache: above it one writer writes back the oldest
     /// files, and those that follow wait for it when hardly a clean page is left. Beside syncs a file with little to write
     /// does not, so that who syncs does not write back for others. No lock is held.
-    pub(super) fn balance(&self, state: &Arc<FileState>) -> Result<(), Error> {
+    pub(super) fn balance(&self, state: &Counted<FileState>) -> Result<(), Error> {
         self.cleaning.note_dirty();
         let capacity = self.pages.capacity();
         if self.unwritten() <= capacity / 4 {
@@ -498,7 +503,10 @@ impl Files {
         }
         files.sort_unstable_by_key(|f| f.since_ns);
         let now_ns = self.now_ns();
-        let fails = |ino| matches!(self.use_active(ino), Ok(Some(state)) if state.meta.lock().failed_lately(now_ns));
+        let fails = |ino| {
+            self.use_active(ino)
+                .is_some_and(|state| state.meta.lock().failed_lately(now_ns))
+        };
         let inos = files.iter().map(|f| f.key.nid);
         let inos: Vec<Ino> = inos.filter(|ino| !fails(*ino)).collect();
         let mut room = Room::new();
@@ -506,7 +514,7 @@ impl Files {
             if self.unwritten() <= capacity / 8 * 3 {
                 break;
             }
-            let alone = |state: &Arc<FileState>| self.flush_file(state);
+            let alone = |state: &Counted<FileState>| self.flush_file(state);
             self.write_back_some(inos, &mut room, &alone, &mut |done| {
                 if let Err(error) = done {
                     // Latched on that file, and reported to whoever syncs it.
@@ -587,7 +595,7 @@ impl Files {
                 old.push(state.ino());
             }
             if state.meta.lock().failed_for_long(now_ns) && !self.table.is_open(state.ino()) {
-                hopeless.push(Arc::clone(state));
+                hopeless.push(Counted::clone(state));
             }
         });
         due.extend(self.take_logged());
@@ -610,7 +618,7 @@ impl Files {
     fn write_back_each(
         &self,
         inos: &[Ino],
-        alone: &dyn Fn(&Arc<FileState>) -> Result<(), Error>,
+        alone: &dyn Fn(&Counted<FileState>) -> Result<(), Error>,
         note: &mut dyn FnMut(Result<(), Error>),
     ) {
         let mut room = Room::new();
@@ -623,17 +631,13 @@ impl Files {
         &self,
         inos: &[Ino],
         room: &mut Room,
-        alone: &dyn Fn(&Arc<FileState>) -> Result<(), Error>,
+        alone: &dyn Fn(&Counted<FileState>) -> Result<(), Error>,
         note: &mut dyn FnMut(Result<(), Error>),
     ) {
         let mut held = Vec::with_capacity(inos.len());
         for &ino in inos {
-            match self.use_active(ino) {
-                Ok(Some(state)) => held.push(state),
-                // Deleted meanwhile, its pages with it; or nothing was left to write.
-                Ok(None) | Err(Error::Stale(_)) => {}
-                Err(error) => note(Err(error)),
-            }
+            // Else it is deleted meanwhile, its pages with it; or nothing was left to write.
+            held.extend(self.use_active(ino));
         }
         for state in self.flush_together(&held, room) {
             note(alone(state));
@@ -658,7 +662,7 @@ impl Files {
 
     fn write_back_due(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         dirty_since: Option<u64>,
         crowded: &dyn Fn(usize) -> bool,
         now_ns: u64,
@@ -698,19 +702,16 @@ impl Files {
         let mut outcome = Ok(());
         let mut any = false;
         for &ino in old {
-            match self.use_active(ino) {
-                Ok(Some(state)) => {
-                    // Who changes the size, or cuts the file, has its time before that. He is looked after the next time.
-                    let Ok(Some(_shared)) = state.try_shared_beside_pieces() else {
-                        continue;
-                    };
-                    if self.times_old(&state, now_ns) {
-                        any = true;
-                        outcome = outcome.and(self.persist_times_alone(&state));
-                    }
-                }
-                Ok(None) => {}
-                Err(error) => outcome = outcome.and(Err(error)),
+            let Some(state) = self.use_active(ino) else {
+                continue;
+            };
+            // Who changes the size, or cuts the file, has its time before that. He is looked after the next time.
+            let Ok(Some(_shared)) = state.try_shared_beside_pieces() else {
+                continue;
+            };
+            if self.times_old(&state, now_ns) {
+                any = true;
+                outcome = outcome.and(self.persist_times_alone(&state));
             }
         }
         if any && self.options.mtime_persist < self.period() {
@@ -721,7 +722,7 @@ impl Files {
     }
 
     /// Times of what is not in the inode yet go with that: the old content, or size, would be under a time that it never had.
-    fn times_old(&self, state: &Arc<FileState>, now_ns: u64) -> bool {
+    fn times_old(&self, state: &Counted<FileState>, now_ns: u64) -> bool {
         let meta = state.meta.lock();
         if meta.content_is_ahead() {
             return false;
@@ -738,15 +739,36 @@ impl Files {
         !meta.dead && meta.times.any() && now_ns.saturating_sub(since) >= ns_of(age)
     }
 
-    /// A handle goes. Times are logged if nothing else will carry them.
-    pub(super) fn closing(&self, state: &Arc<FileState>, wrote: bool) {
-        let (times, ahead) = {
-            let meta = state.meta.lock();
-            (meta.times, meta.content_is_ahead())
-        };
+    /// A handle goes, and the use that it was. In one step, where nothing is to be done for what it leaves behind.
+    pub(super) fn close(&self, state: &mut Counted<FileState>, usage: Usage, wrote: bool) {
+        let (ino, key) = (state.ino(), state.key);
+        let may = |meta: &Meta| meta.failure.count == 0 && !self.closing_logs(key, meta, wrote);
+        if let Some(last) = self.table.leave_if(state, usage, &self.pages, may) {
+            if last {
+                self.last_reference_gone(ino);
+            }
+            return;
+        }
+        self.closing(state, wrote);
+        if self.table.leave(state, usage, &self.pages) {
+            self.last_reference_gone(ino);
+        }
+        if state.meta.lock().failure.count > 0 {
+            self.settle_failed(state);
+        }
+    }
+
+    /// Whether times are to be logged before a handle goes, as nothing else will carry them.
+    fn closing_logs(&self, key: FileKey, meta: &Meta, wrote: bool) -> bool {
+        let times = &meta.times;
         let content = wrote && (times.mtime.is_some() || times.ctime.is_some());
         let crowded = times.any() && self.table.len() > STATES_MANY;
-        if !(content || crowded) || ahead || self.pages.is_dirty(state.key) {
+        (content || crowded) && !meta.content_is_ahead() && !self.pages.is_dirty(key)
+    }
+
+    /// A handle goes. Times are logged if nothing else will carry them.
+    fn closing(&self, state: &Counted<FileState>, wrote: bool) {
+        if !self.closing_logs(state.key, &state.meta.lock(), wrote) {
             return;
         }
         let linked = state
@@ -765,10 +787,10 @@ impl Files {
     /// cannot be written, so that the file is what its inode says: the failure stays latched, and is reported by the next
     /// handle's fsync if by nobody before. What a new handle writes is not dropped. Once the store has failed nothing is: nothing can be written any more, and
     /// all that was done can be read until the unmount.
-    pub(super) fn settle_failed(&self, mine: &Arc<FileState>) {
+    pub(super) fn settle_failed(&self, mine: &Counted<FileState>) {
         let ino = mine.ino();
         // Deleted meanwhile, its pages with it; or it is as its inode says.
-        let Ok(Some(state)) = self.use_active(ino) else {
+        let Some(state) = self.use_active(ino) else {
             return;
         };
         if state.key != mine.key {

@@ -11,7 +11,7 @@ use super::ranges::Mode;
 use super::read::TRIES;
 use super::{Files, PAGE, is_one_page, pages_of};
 use crate::Error;
-use base::sync::Arc;
+use base::counted::Counted;
 use engine::cache::{Guard, Guarded};
 use std::ops::{Deref, Range};
 
@@ -128,7 +128,7 @@ impl Files {
     }
 
     /// The caller holds the I/O lock.
-    fn take_guards(&self, state: &Arc<FileState>, bytes: Range<u64>) -> Taken {
+    fn take_guards(&self, state: &Counted<FileState>, bytes: Range<u64>) -> Taken {
         let end = bytes.end.min(state.size());
         let mut taken = Taken {
             guards: Vec::new(),

@@ -87,7 +87,6 @@ impl InPlace {
 /// What is known of a file beyond its inode; see the module's invariants.
 #[derive(Debug, Default)]
 pub(super) struct Meta {
-    pub loaded: bool,
     /// The inode is being deleted: nothing is written back any more.
     pub dead: bool,
     pub size: u64,
@@ -312,6 +311,18 @@ impl MetaLock {
                 read_until: AtomicI64::new(NO_TIME),
             },
         }
+    }
+
+    /// What is known at first, of a state that nobody else knows yet; no times are.
+    pub fn fill(&mut self, fill: impl FnOnce(&mut Meta)) {
+        let meta = self.inner.get_mut();
+        fill(meta);
+        self.shown.size = AtomicU64::new(meta.size);
+    }
+
+    /// For who has it alone, without the lock.
+    pub fn alone(&mut self) -> &Meta {
+        self.inner.get_mut()
     }
 
     pub fn lock(&self) -> MetaGuard<'_> {

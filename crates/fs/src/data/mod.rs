@@ -79,6 +79,7 @@ use ahead::Ahead;
 use background::Background;
 use base::atomic::{AtomicBool, AtomicU64, Ordering};
 use base::clock::Timestamp;
+use base::counted::Counted;
 use base::map::HashMap;
 use base::sync::{Mutex, rank};
 use base::sys::memory_bytes;
@@ -188,7 +189,7 @@ pub(crate) struct Files {
     deleter: OnceLock<Deleter>,
     counts: FileCounts,
     /// Files with data written in place that nothing has flushed yet.
-    unflushed: Mutex<HashMap<Ino, base::sync::Arc<FileState>>>,
+    unflushed: Mutex<HashMap<Ino, Counted<FileState>>>,
     /// Syncs of files that are running.
     syncing: AtomicU64,
     /// Of what is written back beside syncs.
@@ -523,7 +524,7 @@ impl Files {
 
     /// Gives back promised blocks that no dirty page needs. The caller holds the I/O lock so
     /// that no write is between its promise and its pages.
-    fn trim_promise(&self, state: &base::sync::Arc<FileState>) {
+    fn trim_promise(&self, state: &Counted<FileState>) {
         let needed = self.pages.promised(state.key);
         let surplus = {
             let mut meta = state.meta.lock();
@@ -537,11 +538,7 @@ impl Files {
     }
 
     /// Forgets pages and returns the blocks promised for them.
-    fn drop_pages(
-        &self,
-        state: &base::sync::Arc<FileState>,
-        pages: Range<u64>,
-    ) -> engine::cache::Dropped {
+    fn drop_pages(&self, state: &Counted<FileState>, pages: Range<u64>) -> engine::cache::Dropped {
         let dropped = self.pages.invalidate(state.key, pages);
         if dropped.dirty > 0 {
             self.not_logged(state);

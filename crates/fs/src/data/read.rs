@@ -15,7 +15,7 @@ use crate::{AtimePolicy, Error};
 use base::atomic::Ordering;
 use base::canary::{Canary, planted};
 use base::clock::Timestamp;
-use base::sync::Arc;
+use base::counted::Counted;
 use base::tight;
 use device::{Io, Scattered};
 use engine::cache::{Absence, Load, WAYS};
@@ -238,7 +238,7 @@ impl Files {
     #[cold]
     fn read_in_turn(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         offset: u64,
         buf: &mut [u8],
         how: &mut Reading,
@@ -263,7 +263,7 @@ impl Files {
     /// exclusive one.
     pub(super) fn read_locked(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         offset: u64,
         buf: &mut [u8],
         how: &Reading<'_>,
@@ -285,7 +285,7 @@ impl Files {
     /// Reads bytes that lie below the end of the file. The caller holds the I/O lock. False: see `read_locked`.
     fn read_range(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         offset: u64,
         buf: &mut [u8],
         how: &Reading<'_>,
@@ -390,7 +390,7 @@ impl Files {
     /// holds; what is not so, for lack of frames, or since a device fails or somebody writes, is the caller's to read otherwise. The caller holds the I/O lock.
     fn read_framed(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         pages: Range<u64>,
         at: u64,
         buf: &mut [u8],
@@ -425,7 +425,7 @@ impl Files {
     /// may be another thing. The caller holds the I/O lock.
     pub(super) fn framed(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         pages: Range<u64>,
         least: usize,
     ) -> Result<Option<Vec<Load<'_>>>, Error> {
@@ -453,7 +453,13 @@ impl Files {
     }
 
     /// How far a request is to read at least that needs a page which is not cached, and ends at byte `end`. `None`: it was being loaded.
-    fn until(&self, state: &Arc<FileState>, page: u64, end: u64, how: &Reading<'_>) -> Option<u64> {
+    fn until(
+        &self,
+        state: &Counted<FileState>,
+        page: u64,
+        end: u64,
+        how: &Reading<'_>,
+    ) -> Option<u64> {
         let Some((file, run)) = how.by else {
             return Some(page + 1);
         };
@@ -498,7 +504,7 @@ impl Files {
     /// past the cache at that time: in part what it was, in part what it will be, and not yet what a sync would make durable.
     pub(super) fn admit(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         missing: &Missing,
         loaded: &[u8],
         how: &Reading<'_>,
@@ -523,7 +529,7 @@ impl Files {
     /// Reads pages that are not cached; see [`load_into`](Self::load_into).
     pub(super) fn load_pages(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         pages: Range<u64>,
     ) -> Result<Bounce<'_>, Error> {
         let mut buf = self
@@ -556,7 +562,7 @@ impl Files {
     /// end of the file are zeros. The caller holds the I/O lock.
     pub(super) fn load_into(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         pages: Range<u64>,
         buf: &mut [u8],
     ) -> Result<(), Error> {
@@ -634,7 +640,7 @@ impl Files {
     /// caller holds the I/O lock.
     pub(super) fn load_frames(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         loads: &mut [Load<'_>],
     ) -> Result<(), Error> {
         let (Some(first), Some(last)) = (loads.first(), loads.last()) else {
@@ -675,7 +681,7 @@ impl Files {
     /// The mapping of pages whose content is in their blocks alone; `None`: some of it is elsewhere.
     fn mapped_alone(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         pages: &Range<u64>,
     ) -> Result<Option<Mapped>, Error> {
         if state.meta.lock().replaced {
@@ -702,7 +708,7 @@ impl Files {
     }
 
     /// Notes an access time if the policy wants one; it reaches the inode with its next record. Says whether it was due.
-    fn touch_atime(&self, state: &Arc<FileState>) -> Result<bool, Error> {
+    fn touch_atime(&self, state: &Counted<FileState>) -> Result<bool, Error> {
         if self.options.atime == AtimePolicy::Never || self.store.read_only() {
             return Ok(false);
         }
@@ -733,7 +739,7 @@ impl Files {
     /// The first page at or after `page` that is written to its block or in the inode, and where such pages end.
     pub(super) fn next_written(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         mut page: u64,
     ) -> Result<Option<Range<u64>>, Error> {
         loop {

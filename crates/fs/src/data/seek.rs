@@ -4,7 +4,7 @@ use super::extents::PAGE_LIMIT;
 use super::file::{FileState, OpenFile};
 use super::{Files, PAGE};
 use crate::Error;
-use base::sync::Arc;
+use base::counted::Counted;
 
 /// Bytes that a copy moves at a time.
 const COPY_STEP: usize = 1 << 20;
@@ -36,7 +36,7 @@ impl Files {
 
     fn written_from(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         page: u64,
     ) -> Result<Option<std::ops::Range<u64>>, Error> {
         if state.meta.lock().replaced {
@@ -47,7 +47,7 @@ impl Files {
 
     /// The first page at or after `page` that holds data. Dirty pages are looked at before the
     /// mapping: write-back, which may run meanwhile, moves pages from the one to the other.
-    fn next_data(&self, state: &Arc<FileState>, page: u64) -> Result<Option<u64>, Error> {
+    fn next_data(&self, state: &Counted<FileState>, page: u64) -> Result<Option<u64>, Error> {
         let dirty = self.pages.dirty_pages(state.key, page..PAGE_LIMIT, 1);
         let written = self
             .written_from(state, page)?
@@ -59,7 +59,7 @@ impl Files {
     }
 
     /// The first page at or after `page` that holds none.
-    fn next_hole(&self, state: &Arc<FileState>, mut page: u64) -> Result<u64, Error> {
+    fn next_hole(&self, state: &Counted<FileState>, mut page: u64) -> Result<u64, Error> {
         loop {
             let before = page;
             for found in self.pages.dirty_pages(state.key, page..PAGE_LIMIT, 1024) {

@@ -2,25 +2,41 @@
 //!
 //! Neighbouring nids are in one shard, side by side, as programs and write-back use them in their order (`base::map::NearMap`). When a state
 //! leaves is invariant 6 of [`file`](super::file).
+//!
+//! Nobody gets a reference to a state but from who has one, or from its entry, under the shard's lock. So who has that lock, and a reference that is the
+//! only one beside the entry's, has the state alone, and takes no lock of it ([`Counted::only_two`]).
 
 use super::Files;
 use super::file::FileState;
+use super::meta::Meta;
 use super::references::{GROUP, References};
 use crate::Ino;
 use crate::content::FsNode;
+use base::atomic::Ordering;
+use base::counted::Counted;
 use base::map::{HashSet, NearMap, shard_of, shards_for};
 use base::spares::{Borrowed, Spares};
-use base::sync::{Arc, Mutex, rank};
+use base::sync::{Latch, rank};
 use base::thread::lane;
 use engine::Node;
 use engine::cache::{FileKey, PageCache};
 use engine::sum::{Padded, Sum};
 use format::table::REGION_NIDS;
+use std::collections::hash_map::Entry as Place;
 
 /// Shards of the table for each of a few cores.
 const SHARDS: usize = 16;
 /// By how much the number of states may be wrong.
 const STATES_SLACK: i64 = 1024;
+
+/// How a file is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Usage {
+    /// By an operation, which has a guard on its state.
+    Operation,
+    /// By a handle; `both`: one for reading and writing.
+    Handle { both: bool },
+}
 
 #[derive(Debug, Default)]
 struct Shard {
@@ -34,7 +50,7 @@ struct Shard {
 
 #[derive(Debug, Default)]
 struct Entry {
-    state: Option<Arc<FileState>>,
+    state: Option<Counted<FileState>>,
     opens: u32,
     /// Guards on the state.
     users: u32,
@@ -46,12 +62,54 @@ impl Entry {
     fn unused(&self) -> bool {
         self.opens == 0 && self.users == 0
     }
+
+    fn begin(&mut self, usage: Usage) {
+        self.uses += 1;
+        match usage {
+            Usage::Operation => self.users += 1,
+            Usage::Handle { .. } => self.opens += 1,
+        }
+    }
+
+    fn end(&mut self, usage: Usage) {
+        let count = match usage {
+            Usage::Operation => &mut self.users,
+            Usage::Handle { .. } => &mut self.opens,
+        };
+        *count = count.saturating_sub(1);
+    }
+}
+
+/// Whether a use that has ended was the last open, and no kernel reference is left.
+fn is_last(entry: &Entry, usage: Usage, lookups: &References, ino: Ino) -> bool {
+    usage != Usage::Operation && entry.opens == 0 && !lookups.contains(ino)
+}
+
+/// Handles for reading and writing of a file begin or end, under its shard's lock.
+fn count_both(state: &FileState, usage: Usage, change: impl FnOnce(u32) -> u32) {
+    if usage == (Usage::Handle { both: true }) {
+        let before = state.mappable.load(Ordering::Relaxed);
+        state.mappable.store(change(before), Ordering::Relaxed);
+    }
+}
+
+/// What `look` finds in the meta data of the state in an entry; the shard's lock is held, and `own` is the caller's reference, to the same state or to another.
+/// `None`: somebody has it locked. Its lock comes before the table's: here it may be tried, and not waited for.
+fn glance<R>(
+    present: &mut Counted<FileState>,
+    own: &mut Counted<FileState>,
+    look: impl FnOnce(&Meta) -> R,
+) -> Option<R> {
+    match Counted::only_two(present, own) {
+        Some(alone) => Some(look(alone.meta.alone())),
+        None => present.meta.try_lock().map(|meta| look(&meta)),
+    }
 }
 
 /// All files in use.
 #[derive(Debug)]
 pub(crate) struct FileTable {
-    shards: Box<[Padded<Mutex<Shard>>]>,
+    shards: Box<[Padded<Latch<Shard>>]>,
     /// States in all shards; a rough figure.
     states: Sum,
     /// Programs begin most states, and write-back ends most of those of files that were written.
@@ -61,7 +119,7 @@ pub(crate) struct FileTable {
 impl FileTable {
     /// A table for so many cores.
     pub fn new(cores: usize) -> Self {
-        let shard = |i| Padded(Mutex::keyed(rank::FILE_TABLE, i as u64, Shard::default()));
+        let shard = |i| Padded(Latch::keyed(rank::FILE_TABLE, i as u64, Shard::default()));
         FileTable {
             shards: (0..shards_for(cores, SHARDS)).map(shard).collect(),
             states: Sum::new(cores, STATES_SLACK),
@@ -74,120 +132,164 @@ impl FileTable {
         self.states.about().max(0) as usize
     }
 
-    fn shard(&self, ino: Ino) -> &Mutex<Shard> {
+    fn shard(&self, ino: Ino) -> &Latch<Shard> {
         // Cores take nids along regions of their own.
         let number = shard_of(ino.0 / GROUP, REGION_NIDS / GROUP, self.shards.len());
         &self.shards[number]
     }
 
     /// The state of a file if it has one.
-    pub(super) fn peek(&self, ino: Ino) -> Option<Arc<FileState>> {
+    pub(super) fn peek(&self, ino: Ino) -> Option<Counted<FileState>> {
         self.shard(ino).lock().entries.get(&ino)?.state.clone()
     }
 
-    /// Counts a use, or an open, of a file and returns its state, made if there is none.
+    /// Whether somebody has the file open for reading and writing.
+    pub(super) fn has_both(&self, ino: Ino) -> bool {
+        let shard = self.shard(ino).lock();
+        let state = shard.entries.get(&ino).and_then(|e| e.state.as_ref());
+        state.is_some_and(|state| state.mappable.load(Ordering::Relaxed) > 0)
+    }
+
+    /// Counts a use of a file and returns its state, and whether it was made now, as there was none; then `fill` says what is known of the file. The caller
+    /// holds the inode's lock: nobody makes another one of it meanwhile.
     /// A state of an earlier use of the nid gives way. `None`: the file is condemned, and does
     /// not open, or it is gone, and the nid has a later use.
     pub(super) fn enter(
         &self,
-        node: Node<FsNode>,
-        generation: u64,
-        open: bool,
-    ) -> Option<Arc<FileState>> {
-        let ino = node.nid();
-        let key = FileKey {
-            nid: ino,
-            generation,
+        key: FileKey,
+        usage: Usage,
+        node: impl FnOnce() -> Node<FsNode>,
+        fill: impl FnOnce(&mut Meta),
+    ) -> Option<(Counted<FileState>, bool)> {
+        let mut guard = self.shard(key.nid).lock();
+        let shard = &mut *guard;
+        if usage != Usage::Operation && shard.condemned.contains(&key) {
+            return None;
+        }
+        let entry = match shard.entries.entry(key.nid) {
+            Place::Occupied(entry) => entry.into_mut(),
+            Place::Vacant(place) => place.insert(Entry::default()),
         };
-        let mut shard = self.shard(ino).lock();
-        if open && shard.condemned.contains(&key) {
-            return None;
-        }
-        let newest = shard.entries.get(&ino).and_then(|e| e.state.as_ref());
-        if newest.is_some_and(|state| state.key.generation > generation) {
-            return None;
-        }
-        let entry = shard.entries.entry(ino).or_default();
-        entry.uses += 1;
-        if open {
-            entry.opens += 1;
-        } else {
-            entry.users += 1;
-        }
-        match &entry.state {
-            Some(state) if state.key == key => Some(Arc::clone(state)),
-            _ => {
-                let state = self.spares.make(|| FileState::new(key, node));
-                if entry.state.replace(Arc::clone(&state)).is_none() {
-                    self.states.add(lane(), 1);
-                }
-                Some(state)
+        let present = match &entry.state {
+            Some(state) if state.key.generation > key.generation => return None,
+            Some(state) if state.key == key => Some(Counted::clone(state)),
+            _ => None,
+        };
+        entry.begin(usage);
+        let is_new = present.is_none();
+        let state = present.unwrap_or_else(|| {
+            let mut state = self.spares.make(|| FileState::new(key, node()));
+            let alone = Counted::only(&mut state).expect("nobody else knows it yet");
+            alone.meta.fill(fill);
+            if entry.state.replace(Counted::twin(&mut state)).is_none() {
+                self.states.add(lane(), 1);
             }
-        }
+            state
+        });
+        count_both(&state, usage, |handles| handles + 1);
+        Some((state, is_new))
     }
 
     /// Counts a use of a file that has a state, and returns that.
-    pub(super) fn enter_present(&self, ino: Ino) -> Option<Arc<FileState>> {
+    pub(super) fn enter_present(&self, ino: Ino) -> Option<Counted<FileState>> {
         let mut shard = self.shard(ino).lock();
         let entry = shard.entries.get_mut(&ino)?;
         let state = entry.state.clone()?;
-        entry.uses += 1;
-        entry.users += 1;
+        entry.begin(Usage::Operation);
         Some(state)
     }
 
-    /// Ends a use or an open. True when this was the last open and no kernel reference is left.
-    pub(super) fn leave(&self, state: &Arc<FileState>, open: bool, pages: &PageCache) -> bool {
+    /// Ends a use. True when this was the last open and no kernel reference is left.
+    pub(super) fn leave(
+        &self,
+        state: &mut Counted<FileState>,
+        usage: Usage,
+        pages: &PageCache,
+    ) -> bool {
         let ino = state.ino();
         let (uses, last, present) = {
             let mut guard = self.shard(ino).lock();
             let shard = &mut *guard;
-            let Some(entry) = shard.entries.get_mut(&ino) else {
+            let Place::Occupied(mut place) = shard.entries.entry(ino) else {
                 return false;
             };
-            if open {
-                entry.opens = entry.opens.saturating_sub(1);
-            } else {
-                entry.users = entry.users.saturating_sub(1);
-            }
-            let last = open && entry.opens == 0 && !shard.lookups.contains(ino);
+            let entry = place.get_mut();
+            entry.end(usage);
+            count_both(state, usage, |handles| handles.saturating_sub(1));
+            let last = is_last(entry, usage, &shard.lookups, ino);
             if !entry.unused() {
                 return last;
             }
             // Not always the caller's: that may have given way to one of a later use of the nid.
-            let present = entry.state.as_ref();
-            // Its lock comes before the table's: here it may be tried, and not waited for.
-            match present.map(|s| s.meta.try_lock().map(|meta| meta.is_idle(s.key, pages))) {
-                None | Some(Some(true)) => {
-                    let gone = self.remove(shard, ino);
+            let idle = match &mut entry.state {
+                Some(present) => {
+                    let key = present.key;
+                    glance(present, state, |meta| meta.is_idle(key, pages))
+                }
+                None => Some(true),
+            };
+            match idle {
+                Some(true) => {
+                    let gone = place.remove().state;
+                    self.states.add(lane(), -(gone.is_some() as i64));
                     drop(guard);
-                    drop(gone);
+                    if let Some(gone) = gone {
+                        Counted::absorb(state, gone);
+                    }
                     return last;
                 }
-                Some(Some(false)) => return last,
-                Some(None) => (entry.uses, last, present.cloned()),
+                Some(false) => return last,
+                None => (entry.uses, last, entry.state.clone()),
             }
         };
-        let idle = |state: &Arc<FileState>| state.meta.lock().is_idle(state.key, pages);
+        let idle = |state: &Counted<FileState>| state.meta.lock().is_idle(state.key, pages);
         let idle = present.as_ref().is_none_or(idle);
-        let mut shard = self.shard(ino).lock();
-        if let Some(entry) = shard.entries.get_mut(&ino)
+        let mut guard = self.shard(ino).lock();
+        let shard = &mut *guard;
+        if let Place::Occupied(place) = shard.entries.entry(ino)
+            && let entry = place.get()
             && entry.unused()
             && entry.uses == uses
-            && entry.state.as_ref().map(Arc::as_ptr) == present.as_ref().map(Arc::as_ptr)
+            && entry.state.as_ref().map(Counted::as_ptr) == present.as_ref().map(Counted::as_ptr)
             && idle
         {
-            self.remove(&mut shard, ino);
+            let gone = place.remove().state;
+            self.states.add(lane(), -(gone.is_some() as i64));
         }
         last
     }
 
-    fn remove(&self, shard: &mut Shard, ino: Ino) -> Option<Entry> {
-        let entry = shard.entries.remove(&ino)?;
-        if entry.state.is_some() {
+    /// The same if it `may` be as the state's meta data are, in one step with that look. `None`: it may not, or somebody has them locked, and nothing was done.
+    pub(super) fn leave_if(
+        &self,
+        state: &mut Counted<FileState>,
+        usage: Usage,
+        pages: &PageCache,
+        may: impl FnOnce(&Meta) -> bool,
+    ) -> Option<bool> {
+        let (ino, key) = (state.ino(), state.key);
+        let mut guard = self.shard(ino).lock();
+        let shard = &mut *guard;
+        let Place::Occupied(mut place) = shard.entries.entry(ino) else {
+            return None;
+        };
+        let entry = place.get_mut();
+        let present = (entry.state.as_mut()).filter(|present| Counted::ptr_eq(present, state))?;
+        let idle = glance(present, state, |meta| {
+            may(meta).then(|| meta.is_idle(key, pages))
+        })??;
+        entry.end(usage);
+        count_both(state, usage, |handles| handles.saturating_sub(1));
+        let last = is_last(entry, usage, &shard.lookups, ino);
+        if entry.unused() && idle {
+            let gone = place.remove().state;
             self.states.add(lane(), -1);
+            drop(guard);
+            if let Some(gone) = gone {
+                Counted::absorb(state, gone);
+            }
         }
-        Some(entry)
+        Some(last)
     }
 
     /// Whether a program or the kernel still refers to the inode.
@@ -234,7 +336,7 @@ impl FileTable {
     }
 
     /// Shows all states there are, one shard's after the other's, so that what is seen of them is at hand. Nothing is locked.
-    pub fn each_state(&self, mut look: impl FnMut(&Arc<FileState>)) {
+    pub fn each_state(&self, mut look: impl FnMut(&Counted<FileState>)) {
         let mut states = Vec::new();
         for shard in &self.shards {
             let state = |entry: &Entry| entry.state.clone();
@@ -273,7 +375,7 @@ pub(crate) struct StateUse<'a> {
 }
 
 impl StateUse<'_> {
-    pub(super) fn new(files: &Files, state: Arc<FileState>) -> StateUse<'_> {
+    pub(super) fn new(files: &Files, state: Counted<FileState>) -> StateUse<'_> {
         StateUse {
             files,
             state: Borrowed::new(&files.table.spares, state),
@@ -282,8 +384,8 @@ impl StateUse<'_> {
 }
 
 impl std::ops::Deref for StateUse<'_> {
-    type Target = Arc<FileState>;
-    fn deref(&self) -> &Arc<FileState> {
+    type Target = Counted<FileState>;
+    fn deref(&self) -> &Counted<FileState> {
         &self.state
     }
 }
@@ -291,7 +393,7 @@ impl std::ops::Deref for StateUse<'_> {
 impl Drop for StateUse<'_> {
     fn drop(&mut self) {
         let Files { table, pages, .. } = self.files;
-        table.leave(&self.state, false, pages);
+        table.leave(&mut self.state, Usage::Operation, pages);
     }
 }
 

@@ -22,7 +22,7 @@ use super::file::FileState;
 use super::{Files, PAGE, extents};
 use crate::content::{AttrChange, Body, Delta, Inode, Tail};
 use crate::{Error, Ino};
-use base::sync::Arc;
+use base::counted::Counted;
 use engine::Need;
 use format::BLOCK_SIZE;
 use std::collections::BTreeMap;
@@ -186,7 +186,7 @@ impl Files {
     /// Logs the one dirty page of a file, and its size. False: it should go home.
     pub(super) fn log_page(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         page: u64,
         size: u64,
     ) -> Result<bool, Error> {
@@ -251,7 +251,7 @@ impl Files {
     /// Whether a page without a block can become the tail, and is better than stored, when these before it are.
     pub(super) fn may_be_tail(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         page: u64,
         stored: &[u64],
         size: u64,
@@ -276,7 +276,7 @@ impl Files {
     }
 
     /// A dirty page of the file is in the inode: it goes home when it is old, or when there are many of the kind.
-    pub(super) fn stays_logged(&self, state: &Arc<FileState>) {
+    pub(super) fn stays_logged(&self, state: &Counted<FileState>) {
         if state.meta.lock().logged.is_some() {
             return;
         }
@@ -319,7 +319,7 @@ impl Files {
     }
 
     /// The page of the tail as new data sees it: there is none in a replaced file.
-    pub(super) fn tail_page(&self, state: &Arc<FileState>) -> Result<Option<u64>, Error> {
+    pub(super) fn tail_page(&self, state: &Counted<FileState>) -> Result<Option<u64>, Error> {
         if state.meta.lock().replaced {
             return Ok(None);
         }
@@ -328,7 +328,7 @@ impl Files {
     }
 
     /// Makes the tail's page dirty, so that write-back takes it home.
-    pub(super) fn dirty_tail(&self, state: &Arc<FileState>) -> Result<(), Error> {
+    pub(super) fn dirty_tail(&self, state: &Counted<FileState>) -> Result<(), Error> {
         match self.tail_page(state)? {
             Some(page) => self.dirty_page(state, page),
             None => Ok(()),
@@ -338,7 +338,7 @@ impl Files {
     /// Ends a tail that is of one of these pages, which become holes.
     pub(super) fn drop_tail(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         pages: &Range<u64>,
     ) -> Result<(), Error> {
         if !self

@@ -26,7 +26,7 @@ use super::writeback::{FLUSH_FAILED_MEANWHILE, Layout, Writes, size_limit};
 use crate::Error;
 use crate::content::inode::{INLINE_DATA_MAX, INLINE_EXTENTS_MAX};
 use crate::content::{AttrChange, Body, Delta, FileExtent, FsNode, Inode};
-use base::sync::Arc;
+use base::counted::Counted;
 use base::sync::{MutexGuard, ReadGuard};
 use device::AlignedBuf;
 use engine::cache::Stamp;
@@ -76,7 +76,7 @@ impl Room {
 struct Member<'a> {
     /// Its place among the files given.
     index: usize,
-    state: &'a Arc<FileState>,
+    state: &'a Counted<FileState>,
     /// The places of its pages in the room.
     pages: Range<usize>,
     /// To be logged once they are written.
@@ -164,7 +164,7 @@ impl<'a> Group<'a> {
     }
 
     /// Locks a file and copies its pages (invariants 1 and 2).
-    fn join(&self, index: usize, state: &'a Arc<FileState>, room: &mut Room) -> Joined<'a> {
+    fn join(&self, index: usize, state: &'a Counted<FileState>, room: &mut Room) -> Joined<'a> {
         let ranges = &self.files.ranges;
         let (Some(turn), Some(range), Some(shared)) = (
             state.flusher.try_lock(),
@@ -175,7 +175,7 @@ impl<'a> Group<'a> {
         };
         let (size, logged_size, simple) = {
             let meta = state.meta.lock();
-            let simple = !meta.dead && !meta.replaced && meta.loaded && meta.failure.count == 0;
+            let simple = !meta.dead && !meta.replaced && meta.failure.count == 0;
             (meta.size, meta.logged_size, simple)
         };
         if !simple || size <= INLINE_DATA_MAX as u64 {
@@ -223,7 +223,7 @@ impl<'a> Group<'a> {
     /// Copies the pages at `places` and says where they go. A file without a block brings its promise along.
     fn target(
         &self,
-        state: &'a Arc<FileState>,
+        state: &'a Counted<FileState>,
         places: Range<usize>,
         most: usize,
         room: &mut Room,

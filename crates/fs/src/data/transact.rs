@@ -23,7 +23,8 @@ use crate::tx::stored::Place;
 use crate::{Error, Ino, tree};
 use base::atomic::Ordering;
 use base::clock::Timestamp;
-use base::sync::{Arc, Condvar, Mutex, WriteGuard, rank};
+use base::counted::Counted;
+use base::sync::{Condvar, Mutex, WriteGuard, rank};
 use engine::{Epoch, Extent, NewData, Node, Op, Promise, Reservation, Slot, Store, Touched};
 use format::table::LEAF_NIDS;
 use format::{BLOCK_SIZE, Block, Nid};
@@ -44,7 +45,7 @@ const BESIDE_LEAVES: usize = 2;
 
 /// A file whose I/O lock a transaction has.
 pub(crate) struct LockedFile<'a> {
-    state: &'a Arc<FileState>,
+    state: &'a Counted<FileState>,
     _exclusive: WriteGuard<'a, ()>,
 }
 
@@ -264,7 +265,7 @@ impl Files {
         &self,
         file: &'a FileUse<'_>,
     ) -> Result<LockedFile<'a>, Error> {
-        let state: &'a Arc<FileState> = file;
+        let state: &'a Counted<FileState> = file;
         Ok(LockedFile {
             _exclusive: self.lock_to_change(state)?,
             state,
@@ -299,7 +300,7 @@ impl Files {
     }
 
     /// What a page holds of the first `left` bytes of a file that is home.
-    fn page_of(&self, state: &Arc<FileState>, page: u64, left: u64) -> Result<Vec<u8>, Error> {
+    fn page_of(&self, state: &Counted<FileState>, page: u64, left: u64) -> Result<Vec<u8>, Error> {
         let mut bytes = vec![0; BLOCK_SIZE];
         let valid = left.saturating_sub(page * PAGE).min(PAGE) as usize;
         if valid > 0 {

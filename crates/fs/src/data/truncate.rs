@@ -17,7 +17,7 @@ use crate::content::{AttrChange, Body, Delta, FsNode, Orphan};
 use crate::list::Emptied;
 use crate::orphan::directory_of;
 use crate::{Error, Ino, list};
-use base::sync::Arc;
+use base::counted::Counted;
 use base::sync::WriteGuard;
 use engine::{Need, Node, Op, Slot};
 
@@ -48,7 +48,7 @@ impl Files {
     /// Sets the size under the exclusive I/O lock.
     pub(super) fn set_size(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         size: u64,
         _exclusive: &WriteGuard<'_, ()>,
     ) -> Result<(), Error> {
@@ -69,7 +69,7 @@ impl Files {
     /// Makes a file shorter. If that fails and nothing of it was logged, the file keeps its size: a smaller one
     /// is logged here or never, so that memory must not show what no later fsync makes durable. If written pages went with
     /// the attempt, so does what it grew by since its size was logged: behind that the device has what was there once.
-    fn shrink(&self, state: &Arc<FileState>, size: u64) -> Result<(), Error> {
+    fn shrink(&self, state: &Counted<FileState>, size: u64) -> Result<(), Error> {
         let (old, logged) = {
             let meta = state.meta.lock();
             (meta.size, meta.logged_size)
@@ -106,7 +106,7 @@ impl Files {
     }
 
     /// Logs a smaller size, if that must be, and frees what lies beyond.
-    fn shrink_to(&self, state: &Arc<FileState>, size: u64, logged: u64) -> Result<(), Error> {
+    fn shrink_to(&self, state: &Counted<FileState>, size: u64, logged: u64) -> Result<(), Error> {
         let replaced = state.meta.lock().replaced;
         if replaced || (size == 0 && self.replace(state)?) {
             return Ok(());
@@ -124,7 +124,7 @@ impl Files {
 
     /// Marks a file as being rewritten from nothing, if its old content can be replaced in one
     /// record; false when it must be cut right away.
-    fn replace(&self, state: &Arc<FileState>) -> Result<bool, Error> {
+    fn replace(&self, state: &Counted<FileState>) -> Result<bool, Error> {
         let content = state.node.read()?;
         let inode = content.inode()?;
         let worth_it = match &inode.body {
@@ -148,7 +148,7 @@ impl Files {
     }
 
     /// Logs a smaller size and frees what lies beyond, in one record or a chain of them.
-    fn cut(&self, state: &Arc<FileState>, size: u64) -> Result<(), Error> {
+    fn cut(&self, state: &Counted<FileState>, size: u64) -> Result<(), Error> {
         let page = size.div_ceil(PAGE);
         let new_size = size.min(state.meta.lock().logged_size);
         {
@@ -191,7 +191,7 @@ impl Files {
 
     /// Carries a cut to its end, under the exclusive I/O lock. One that failed is carried on before the file
     /// grows: who finishes it later would free what was added.
-    pub(super) fn finish_cut(&self, state: &Arc<FileState>) -> Result<(), Error> {
+    pub(super) fn finish_cut(&self, state: &Counted<FileState>) -> Result<(), Error> {
         self.finish_chain(&state.node)?;
         let epoch = self.store.epoch();
         let mut meta = state.meta.lock();
@@ -212,7 +212,12 @@ impl Files {
     }
 
     /// The first record of a chain: the size is cut, and the intent to free the rest is noted.
-    fn begin_chain(&self, state: &Arc<FileState>, size: u64, new_size: u64) -> Result<(), Error> {
+    fn begin_chain(
+        &self,
+        state: &Counted<FileState>,
+        size: u64,
+        new_size: u64,
+    ) -> Result<(), Error> {
         let (mut op, directory, slot) = self.begin_with_orphans(&state.node)?;
         let ino = state.ino();
         let orphan = Orphan {
@@ -242,7 +247,11 @@ impl Files {
     }
 
     #[cfg(test)]
-    pub(super) fn test_begin_chain(&self, state: &Arc<FileState>, size: u64) -> Result<(), Error> {
+    pub(super) fn test_begin_chain(
+        &self,
+        state: &Counted<FileState>,
+        size: u64,
+    ) -> Result<(), Error> {
         self.begin_chain(state, size, size)
     }
 
@@ -328,7 +337,7 @@ impl Files {
     }
 
     /// One record of `release_data`; true when nothing is left, of a cut that stopped half way neither.
-    fn release_step(&self, state: &Arc<FileState>) -> Result<bool, Error> {
+    fn release_step(&self, state: &Counted<FileState>) -> Result<bool, Error> {
         let (mut op, slot) = self.begin(state, Need::Reclaim)?;
         let inode = op.peek(slot).inode()?;
         let (blocks, cutting) = (inode.blocks, inode.seldom.pending_truncate.is_some());
@@ -349,7 +358,7 @@ impl Files {
     }
 
     /// Takes the body away from an inode without freeing what it names.
-    fn leak(&self, state: &Arc<FileState>) -> Result<(), Error> {
+    fn leak(&self, state: &Counted<FileState>) -> Result<(), Error> {
         let (mut op, slot) = self.begin(state, Need::Reclaim)?;
         op.apply(slot, Delta::Body(Body::Inline(Vec::new())));
         let attrs = AttrChange {

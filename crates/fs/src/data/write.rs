@@ -37,7 +37,7 @@ use crate::content::FileExtent;
 use crate::content::inode::INLINE_DATA_MAX;
 use base::canary::{Canary, planted};
 use base::clock::Timestamp;
-use base::sync::Arc;
+use base::counted::Counted;
 use engine::cache::{Backing, Overwrote, PageState, Rest, Wrote};
 use format::{BLOCK_SIZE, Block};
 use std::ops::Range;
@@ -239,7 +239,12 @@ impl Files {
 
     /// Writes into one page that has a block, below the end of the file, under the shared I/O lock (see the module's head).
     /// False: nothing is written, and the write has to be done under the exclusive one.
-    fn overwrite(&self, state: &Arc<FileState>, offset: u64, data: &[u8]) -> Result<bool, Error> {
+    fn overwrite(
+        &self,
+        state: &Counted<FileState>,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<bool, Error> {
         for _ in 0..ROOM_TRIES {
             match self.overwrite_once(state, offset, data)? {
                 Put::Done => return Ok(true),
@@ -262,7 +267,7 @@ impl Files {
     #[inline(always)]
     fn overwrite_once(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         offset: u64,
         data: &[u8],
     ) -> Result<Put, Error> {
@@ -287,7 +292,7 @@ impl Files {
     #[inline(always)]
     fn overwrite_locked<'d>(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         offset: u64,
         data: &'d [u8],
         clean: impl FnOnce(u64, (usize, &'d [u8])) -> Result<Put, Error>,
@@ -311,7 +316,7 @@ impl Files {
     #[inline(never)]
     fn overwrite_clean(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         page: u64,
         part: (usize, &[u8]),
         in_turn: bool,
@@ -334,7 +339,7 @@ impl Files {
     /// The same without a wait. Refused also: it is not cached, or whether it has a block is not in memory.
     fn overwrite_clean_now(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         page: u64,
         part: (usize, &[u8]),
     ) -> Result<Put, Error> {
@@ -348,7 +353,7 @@ impl Files {
     }
 
     /// Part of a page with a block. Refused: it is not cached.
-    fn put_part(&self, state: &Arc<FileState>, page: u64, part: (usize, &[u8])) -> Put {
+    fn put_part(&self, state: &Counted<FileState>, page: u64, part: (usize, &[u8])) -> Put {
         let now_ns = Some(self.now_ns());
         match self.pages.overwrite(state.key, page, part, now_ns) {
             Overwrote::Done => Put::Done,
@@ -358,7 +363,7 @@ impl Files {
     }
 
     /// A page with a block, all of it.
-    fn put_whole(&self, state: &Arc<FileState>, page: u64, data: &[u8]) -> Put {
+    fn put_whole(&self, state: &Counted<FileState>, page: u64, data: &[u8]) -> Put {
         match (self.pages).overwrite_whole(state.key, page, data, self.now_ns()) {
             Wrote::Done => Put::Done,
             Wrote::NoRoom | Wrote::Absent => Put::NoRoom,
@@ -366,7 +371,7 @@ impl Files {
     }
 
     /// Caches a page below the end of the file, if it can be. `in_turn`: the caller has a range with it.
-    fn load_page(&self, state: &Arc<FileState>, page: u64, in_turn: bool) -> Result<(), Error> {
+    fn load_page(&self, state: &Counted<FileState>, page: u64, in_turn: bool) -> Result<(), Error> {
         let how = Reading {
             in_turn,
             ..Reading::beside()
@@ -381,7 +386,12 @@ impl Files {
     }
 
     /// A buffered write. One of several pages that have blocks runs beside all that is elsewhere in the file, others alone.
-    fn write_over(&self, state: &Arc<FileState>, offset: u64, data: &[u8]) -> Result<usize, Error> {
+    fn write_over(
+        &self,
+        state: &Counted<FileState>,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<usize, Error> {
         let pages = || pages_of(offset..offset + data.len() as u64);
         let wide = !is_one_page(offset, data.len()) && is_inside(state, offset, data.len());
         let hold = || self.hold(state, pages(), Mode::Store);
@@ -413,7 +423,7 @@ impl Files {
     /// `storing` says so, as long as the caller keeps it.
     fn put_pages<'s>(
         &self,
-        state: &'s Arc<FileState>,
+        state: &'s Counted<FileState>,
         offset: u64,
         data: &[u8],
         storing: &mut Option<Storing<'s>>,
@@ -444,18 +454,18 @@ impl Files {
     }
 
     /// See [`MetaLock::stamp_again`](super::meta::MetaLock::stamp_again).
-    pub(super) fn stamp_again(&self, state: &Arc<FileState>, now: Timestamp) {
+    pub(super) fn stamp_again(&self, state: &Counted<FileState>, now: Timestamp) {
         (state.meta).stamp_again(now, &self.times, || self.now_ns());
     }
 
     /// See [`MetaLock::stamp`](super::meta::MetaLock::stamp).
-    pub(super) fn stamp(&self, state: &Arc<FileState>, now: Timestamp) {
+    pub(super) fn stamp(&self, state: &Counted<FileState>, now: Timestamp) {
         state.meta.stamp(now, &self.times, || self.now_ns());
     }
 
     /// Whether a page has a block of its own, as long as the I/O lock is held shared, and may become dirty: for one that holds nothing yet metadata has room to
     /// tell that it does.
-    fn may_overwrite(&self, state: &Arc<FileState>, page: u64) -> Result<bool, Error> {
+    fn may_overwrite(&self, state: &Counted<FileState>, page: u64) -> Result<bool, Error> {
         let mapped = self.mapped(state, page..page + 1)?;
         Ok(!mapped.is_empty() && self.has_room_for(&mapped))
     }
@@ -465,7 +475,7 @@ impl Files {
     }
 
     /// The same if that can be told without a wait. False also: it cannot.
-    fn may_overwrite_now(&self, state: &Arc<FileState>, page: u64) -> Result<bool, Error> {
+    fn may_overwrite_now(&self, state: &Counted<FileState>, page: u64) -> Result<bool, Error> {
         let content = state.node.read()?;
         let found = extents::glance(&self.store, content.inode()?, &(page..page + 1));
         Ok(found.is_some_and(|found| !found.is_empty() && self.has_room_for(&found)))
@@ -474,7 +484,7 @@ impl Files {
     /// A buffered write; the caller holds the I/O lock exclusively.
     pub(super) fn write_locked(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         offset: u64,
         data: &[u8],
     ) -> Result<usize, Error> {
@@ -484,7 +494,7 @@ impl Files {
     /// The same for who has blocks promised already, which it uses before others.
     pub(super) fn write_promised<'s>(
         &'s self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         offset: u64,
         data: &[u8],
         in_hand: &mut Promised<'s>,
@@ -535,7 +545,7 @@ impl Files {
 
     /// The content up to `end` is about to change. Records of the change itself carry the new times: a crash
     /// must not leave a new size under an old time. Returns the monotonic time.
-    pub(super) fn touch(&self, state: &Arc<FileState>, end: u64) -> Result<u64, Error> {
+    pub(super) fn touch(&self, state: &Counted<FileState>, end: u64) -> Result<u64, Error> {
         let now_ns = self.now_ns();
         let mut meta = state.meta.lock();
         if meta.cutting && end > meta.size {
@@ -549,7 +559,7 @@ impl Files {
 
     /// The content has changed. Who looked meanwhile may have seen the new time with the old content: then it gets
     /// a newer one. What was logged meanwhile may have ended what `touch` began.
-    pub(super) fn note_ahead(&self, state: &Arc<FileState>) {
+    pub(super) fn note_ahead(&self, state: &Counted<FileState>) {
         let mut meta = state.meta.lock();
         if meta.stamped.is_none() {
             meta.stamp(&self.times, self.now_ns());
@@ -562,7 +572,7 @@ impl Files {
     /// Writes page by page where a whole step found no space, as far as it goes.
     fn write_pages<'s>(
         &'s self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         at: &mut u64,
         part: &[u8],
         (now_ns, in_hand): (u64, &mut Promised<'s>),
@@ -580,7 +590,7 @@ impl Files {
     /// written, however this ends.
     fn write_step<'s>(
         &'s self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         at: &mut u64,
         data: &[u8],
         (now_ns, in_hand): (u64, &mut Promised<'s>),
@@ -610,7 +620,7 @@ impl Files {
 
     fn fill_pages(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         at: &mut u64,
         data: &[u8],
         (holes, promise): (&Holes, &mut Promised<'_>),
@@ -629,7 +639,7 @@ impl Files {
     /// of dirty pages the file is written back, and at worst the page goes straight home.
     fn write_page(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         page: u64,
         part: (usize, &[u8]),
         promise: Option<&mut Promised<'_>>,
@@ -677,7 +687,7 @@ impl Files {
     /// fails it is longer by no more than what is stored.
     fn store_promised(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         page: u64,
         data: &[u8],
         (promise, end): (Option<&mut Promised<'_>>, u64),
@@ -695,7 +705,7 @@ impl Files {
 
     /// Pages of a range that are neither dirty nor mapped: each needs a promised block. For those that are mapped but hold nothing metadata has room to
     /// tell that they do.
-    fn holes(&self, state: &Arc<FileState>, pages: Range<u64>) -> Result<Holes, Error> {
+    fn holes(&self, state: &Counted<FileState>, pages: Range<u64>) -> Result<Holes, Error> {
         let mut holes = Holes::default();
         let dirty = |page| {
             let state = self.pages.state(state.key, page);
@@ -724,7 +734,7 @@ impl Files {
     /// The mapping of a range as new data sees it: nothing is mapped in a replaced file.
     pub(super) fn mapped(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         pages: Range<u64>,
     ) -> Result<Mapped, Error> {
         if state.meta.lock().replaced {
@@ -745,7 +755,7 @@ impl Files {
     /// The promise of blocks for a write up to `end`; a full disk first gets back what a replaced file still holds.
     fn or_settled<'s>(
         &'s self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         promise: Result<Promised<'s>, Error>,
         blocks: u64,
         end: u64,
@@ -761,7 +771,7 @@ impl Files {
 
     /// Before a file with an inline body grows beyond what fits there, its content becomes a
     /// dirty page, so that write-back moves it out of the inode.
-    pub(super) fn leave_inline(&self, state: &Arc<FileState>, end: u64) -> Result<(), Error> {
+    pub(super) fn leave_inline(&self, state: &Counted<FileState>, end: u64) -> Result<(), Error> {
         if end <= INLINE_DATA_MAX as u64 && !state.meta.lock().keep_extents {
             return Ok(());
         }
@@ -773,7 +783,7 @@ impl Files {
     }
 
     /// Makes a page dirty as it is.
-    pub(super) fn dirty_page(&self, state: &Arc<FileState>, page: u64) -> Result<(), Error> {
+    pub(super) fn dirty_page(&self, state: &Counted<FileState>, page: u64) -> Result<(), Error> {
         if let Some(PageState::Dirty(_)) = self.pages.state(state.key, page) {
             return Ok(());
         }
@@ -786,7 +796,7 @@ impl Files {
 
     /// Before the file grows beyond `from`: the rest of its last page on the device may hold
     /// old bytes, so the page, which reads as zeros there, is made dirty (R16).
-    pub(super) fn extend_tail(&self, state: &Arc<FileState>, from: u64) -> Result<(), Error> {
+    pub(super) fn extend_tail(&self, state: &Counted<FileState>, from: u64) -> Result<(), Error> {
         let size = state.size();
         let page = size / PAGE;
         if size.is_multiple_of(PAGE) || from < size || from / PAGE == page {
@@ -805,7 +815,7 @@ impl Files {
     /// the write fails the dirty pages stay. False: nothing is written, they are not such pages.
     pub(super) fn write_past(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         offset: u64,
         data: &[u8],
     ) -> Result<bool, Error> {
@@ -862,7 +872,7 @@ impl Files {
     /// The blocks of pages that are in use, all written, logged, and read from there if not from the cache.
     pub(super) fn written_blocks(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         pages: &Range<u64>,
     ) -> Result<Option<Vec<(Block, u64)>>, Error> {
         let mapped = self.mapped_blocks(state, pages)?;
@@ -874,7 +884,7 @@ impl Files {
     /// What is mapped of pages that are logged. `None`: they are not, or one of them is the tail.
     fn mapped_blocks(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         pages: &Range<u64>,
     ) -> Result<Option<Mapped>, Error> {
         if !self.is_logged(state, pages) {
@@ -893,7 +903,7 @@ impl Files {
     /// dropped, then the data goes to its blocks and one record maps new ones (invariant 10).
     fn write_direct(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         offset: u64,
         data: &[u8],
     ) -> Result<usize, Error> {
@@ -934,7 +944,11 @@ impl Files {
 
     /// Whole pages are about to be written past the cache, under the exclusive lock: what it has of them, and what a record of
     /// their size needs before them, is home then. So is all of a file that was cut to nothing, and nothing of its old content is left.
-    pub(super) fn make_way(&self, state: &Arc<FileState>, pages: Range<u64>) -> Result<(), Error> {
+    pub(super) fn make_way(
+        &self,
+        state: &Counted<FileState>,
+        pages: Range<u64>,
+    ) -> Result<(), Error> {
         let end = pages.end * PAGE;
         self.touch(state, end)?;
         self.extend_tail(state, pages.start * PAGE)?;
@@ -950,7 +964,7 @@ impl Files {
     /// pages, where the file grew by some before the rest failed.
     pub(super) fn direct_step(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         page: u64,
         data: &[u8],
     ) -> Result<usize, Error> {
@@ -971,7 +985,7 @@ impl Files {
     }
 
     /// After a call that wanted blocks for a file and failed: what is still in the inode may stay there.
-    pub(super) fn spare_inline(&self, state: &Arc<FileState>) {
+    pub(super) fn spare_inline(&self, state: &Counted<FileState>) {
         if let Ok(true) = self.is_inline(state) {
             state.meta.lock().keep_extents = false;
         }

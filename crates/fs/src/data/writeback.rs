@@ -33,7 +33,7 @@ use crate::content::inode::INLINE_DATA_MAX;
 use crate::content::{AttrChange, Body, Delta, FileExtent, FsNode};
 use base::atomic::{Ordering, fence};
 use base::canary::{Canary, planted};
-use base::sync::Arc;
+use base::counted::Counted;
 use device::{Durability, Io};
 use engine::cache::{Backing, PageState, Stamp};
 use engine::{Epoch, Need, NewData, Op, Reservation, Slot};
@@ -77,13 +77,13 @@ impl Files {
 
     /// Writes back one file: its dirty pages as they are now, then its size. Times alone stay
     /// in memory. Nothing is flushed or committed.
-    pub(super) fn flush_file(&self, state: &Arc<FileState>) -> Result<(), Error> {
+    pub(super) fn flush_file(&self, state: &Counted<FileState>) -> Result<(), Error> {
         self.flush_file_by(state, How::Home)
     }
 
     /// As `flush_file`, but a page may be logged instead, if `how` says so. Then one that has begun since the caller came does for it, too: of many that
     /// sync one file each would write what the others have written over meanwhile.
-    pub(super) fn flush_file_by(&self, state: &Arc<FileState>, how: How) -> Result<(), Error> {
+    pub(super) fn flush_file_by(&self, state: &Counted<FileState>, how: How) -> Result<(), Error> {
         // What the caller has made dirty is seen by whoever takes a later number.
         fence(Ordering::SeqCst);
         let mut before = state.flushes.load(Ordering::SeqCst);
@@ -115,7 +115,7 @@ impl Files {
     /// Writes back pages under the shared I/O lock; the caller has the file's turn.
     fn flush_shared(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         pages: Range<u64>,
         how: How,
     ) -> Result<(), Error> {
@@ -143,7 +143,7 @@ impl Files {
     }
 
     /// As `flush_file`, under the exclusive I/O lock.
-    pub(super) fn flush_locked(&self, state: &Arc<FileState>) -> Result<(), Error> {
+    pub(super) fn flush_locked(&self, state: &Counted<FileState>) -> Result<(), Error> {
         self.flush_locked_by(state, How::Home)
     }
 
@@ -152,7 +152,7 @@ impl Files {
     /// [kept together](Self::is_kept_together) stays.
     pub(super) fn flush_range(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         pages: Range<u64>,
     ) -> Result<(), Error> {
         let _turn = state.flusher.lock();
@@ -163,7 +163,7 @@ impl Files {
     /// As `flush_range`, under the exclusive I/O lock; all of it, if its content takes the place of another one.
     pub(super) fn flush_range_locked(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         pages: Range<u64>,
     ) -> Result<(), Error> {
         let logged = state.meta.lock().logged_size / PAGE;
@@ -172,7 +172,7 @@ impl Files {
 
     /// As `flush_locked`, in the middle of a write up to `end`: content that this write takes out of the inode
     /// is not put there again, clean, as if it could stay.
-    pub(super) fn flush_within(&self, state: &Arc<FileState>, end: u64) -> Result<(), Error> {
+    pub(super) fn flush_within(&self, state: &Counted<FileState>, end: u64) -> Result<(), Error> {
         let how = match end <= INLINE_DATA_MAX as u64 {
             true => How::Home,
             false => How::Blocks,
@@ -180,7 +180,7 @@ impl Files {
         self.flush_locked_by(state, how)
     }
 
-    fn flush_locked_by(&self, state: &Arc<FileState>, how: How) -> Result<(), Error> {
+    fn flush_locked_by(&self, state: &Counted<FileState>, how: How) -> Result<(), Error> {
         self.flush_alone(state, 0..PAGE_LIMIT, how)?;
         self.fails_no_more(state);
         Ok(())
@@ -188,7 +188,7 @@ impl Files {
 
     fn flush_alone(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         pages: Range<u64>,
         how: How,
     ) -> Result<(), Error> {
@@ -202,7 +202,7 @@ impl Files {
 
     fn try_flush_pass(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         range: Range<u64>,
         how: How,
         take: Take,
@@ -305,14 +305,14 @@ impl Files {
         Ok(more.then_some(last))
     }
 
-    pub(super) fn is_inline(&self, state: &Arc<FileState>) -> Result<bool, Error> {
+    pub(super) fn is_inline(&self, state: &Counted<FileState>) -> Result<bool, Error> {
         let content = state.node.read()?;
         Ok(matches!(content.inode()?.body, Body::Inline(_)))
     }
 
     pub(super) fn copy_pages(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         pages: Vec<u64>,
     ) -> Result<Option<Copies<'_>>, Error> {
         if pages.is_empty() {
@@ -334,7 +334,12 @@ impl Files {
         }))
     }
 
-    pub(super) fn complete_pages(&self, state: &Arc<FileState>, pages: &[u64], stamps: &[Stamp]) {
+    pub(super) fn complete_pages(
+        &self,
+        state: &Counted<FileState>,
+        pages: &[u64],
+        stamps: &[Stamp],
+    ) {
         for (&page, &stamp) in pages.iter().zip(stamps) {
             self.pages.complete(state.key, page, stamp);
         }
@@ -344,7 +349,7 @@ impl Files {
     /// Writes laid-out pages to their blocks and logs what changed.
     fn store(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         layout: Layout<'_>,
         data: &[u8],
         size: u64,
@@ -360,7 +365,7 @@ impl Files {
     /// of it: then no block is written twice. `None`, with nothing done: that is not what these pages are.
     fn log_append(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         pages: &[u64],
         size: u64,
     ) -> Result<Option<Appended>, Error> {
@@ -410,7 +415,7 @@ impl Files {
     /// A layout whose record vouches for what is written, if it may and one follows.
     fn vouch_if_possible<'s>(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         layout: Layout<'s>,
         size: u64,
     ) -> Result<Layout<'s>, Error> {
@@ -425,7 +430,7 @@ impl Files {
     /// Gives an inline body a block of its own before extents take its place that do not cover it. A write has
     /// made its page dirty before it dirties others, so that it goes home with them or before: what is left for this
     /// are writers and cuts between the passes of one write-back.
-    fn move_inline(&self, state: &Arc<FileState>, before: &Layout<'_>) -> Result<(), Error> {
+    fn move_inline(&self, state: &Counted<FileState>, before: &Layout<'_>) -> Result<(), Error> {
         let covered = before.segments.iter().any(|s| s.pages.contains(&0));
         let (replaced, logged_size) = {
             let meta = state.meta.lock();
@@ -453,7 +458,7 @@ impl Files {
     }
 
     /// How much of this size may be logged: not more than what is home.
-    fn size_home(&self, state: &Arc<FileState>, size: u64) -> u64 {
+    fn size_home(&self, state: &Counted<FileState>, size: u64) -> u64 {
         let logged_size = state.meta.lock().logged_size;
         let pages = logged_size / PAGE..PAGE_LIMIT;
         let dirty = self.pages.dirty_pages(state.key, pages, 1);
@@ -463,7 +468,7 @@ impl Files {
     /// Whether a record follows what a sync writes that can vouch for it.
     fn is_vouched(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         layout: &Layout<'_>,
         size: u64,
     ) -> Result<bool, Error> {
@@ -478,7 +483,7 @@ impl Files {
     /// The page of the tail, if it is among those laid out.
     fn stored_tail(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         layout: &Layout<'_>,
     ) -> Result<Option<u64>, Error> {
         let tail = self.tail_page(state)?;
@@ -489,7 +494,7 @@ impl Files {
     /// Logs laid-out pages that were written.
     pub(super) fn log_stored(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         layout: Layout<'_>,
         size: u64,
     ) -> Result<(), Error> {
@@ -520,7 +525,7 @@ impl Files {
     /// have more. With a new tail, if there is one.
     fn store_with_record(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         layout: Layout<'_>,
         data: Bounce<'_>,
         size: u64,
@@ -547,7 +552,7 @@ impl Files {
     /// Waits until blocks that are written with a record may be, and tells of the tail among their pages.
     fn await_blocks(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         layout: &Layout<'_>,
     ) -> Result<Option<u64>, Error> {
         for segment in &layout.segments {
@@ -560,7 +565,7 @@ impl Files {
     /// Whether a file with these pages stored differs from what its inode says.
     fn needs_record(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         layout: &Layout<'_>,
         tail: Option<u64>,
         size: u64,
@@ -571,7 +576,7 @@ impl Files {
 
     fn log_laid_out(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         layout: Layout<'_>,
         size: u64,
         tail: Option<u64>,
@@ -590,7 +595,7 @@ impl Files {
     /// Data of a file was written in place, begun when this many flushes had failed.
     pub(super) fn wrote_in_place(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         flush_failures: u64,
     ) -> Result<(), Error> {
         {
@@ -599,7 +604,9 @@ impl Files {
             meta.in_place.wrote(flush_failures);
             // Files with something unflushed are among these already.
             if first {
-                self.unflushed.lock().insert(state.ino(), Arc::clone(state));
+                self.unflushed
+                    .lock()
+                    .insert(state.ino(), Counted::clone(state));
             }
         }
         self.check_flushes(state, flush_failures)
@@ -608,7 +615,7 @@ impl Files {
     /// Writes over blocks that the file has, past the cache.
     pub(super) fn write_in_place(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         writes: Writes<'_>,
     ) -> Result<(), Error> {
         let flush_failures = self.store.array().flush_failures();
@@ -622,7 +629,11 @@ impl Files {
 
     /// Fails when a flush failed since `before`: what was written since then may be lost, even
     /// if a later flush succeeds (R17).
-    pub(super) fn check_flushes(&self, state: &Arc<FileState>, before: u64) -> Result<(), Error> {
+    pub(super) fn check_flushes(
+        &self,
+        state: &Counted<FileState>,
+        before: u64,
+    ) -> Result<(), Error> {
         match self.flush_failed_since(before) {
             false => Ok(()),
             true => Err(Error::WriteFailed {
@@ -667,7 +678,7 @@ impl Files {
     /// Whether a batch that is not confirmed vouches for blocks that these pages have, or pages between them.
     pub(super) fn is_vouched_for(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         pages: &[u64],
     ) -> Result<bool, Error> {
         let (Some(first), Some(last)) = (pages.first(), pages.last()) else {
@@ -734,7 +745,7 @@ impl Files {
     /// Begins an operation on the file's inode.
     pub(super) fn begin(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         need: Need,
     ) -> Result<(Op<'_, FsNode>, Slot), Error> {
         let mut op = self.store.begin(need)?;
@@ -749,7 +760,7 @@ impl Files {
     /// only takes extents away is always logged.
     pub(super) fn log_changes(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         changes: Vec<Change>,
         mut reservations: Vec<Reservation<'_, FsNode>>,
         size: u64,
@@ -763,7 +774,7 @@ impl Files {
     /// the caller's still.
     fn log_written(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         changes: Vec<Change>,
         reservations: &mut Vec<Reservation<'_, FsNode>>,
         size: u64,
@@ -816,7 +827,7 @@ impl Files {
     /// with it, commits, and notes what the inode has now.
     pub(super) fn commit_attrs(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         mut op: Op<'_, FsNode>,
         slot: Slot,
         mut attrs: AttrChange,
@@ -841,7 +852,7 @@ impl Files {
     }
 
     /// The record of this epoch has this of a file. Called before its inode is unlocked.
-    pub(super) fn note_logged(&self, state: &Arc<FileState>, epoch: Epoch, logged: Logged) {
+    pub(super) fn note_logged(&self, state: &Counted<FileState>, epoch: Epoch, logged: Logged) {
         let mut meta = state.meta.lock();
         if let Some(size) = logged.size {
             meta.logged_size = size;
@@ -868,7 +879,7 @@ impl Files {
     }
 
     /// What it takes to log the content of a small file in its inode. `None`: it goes to the block that its page was promised, for metadata may not grow by it.
-    fn need_inline(&self, state: &Arc<FileState>, size: u64) -> Result<Option<Need>, Error> {
+    fn need_inline(&self, state: &Counted<FileState>, size: u64) -> Result<Option<Need>, Error> {
         let has = match &state.node.read()?.inode()?.body {
             Body::Inline(bytes) => bytes.len() as u64,
             _ => 0,
@@ -880,7 +891,7 @@ impl Files {
     }
 
     /// Logs the content of a small file as part of its inode: what of it has changed.
-    fn flush_inline(&self, state: &Arc<FileState>, size: u64, need: Need) -> Result<(), Error> {
+    fn flush_inline(&self, state: &Counted<FileState>, size: u64, need: Need) -> Result<(), Error> {
         let copies = self.copy_pages(state, self.pages.dirty_pages(state.key, 0..1, 1))?;
         let delta = match &copies {
             Some(copies) => inline_change(&*state.node.read()?, &copies.data[..size as usize])?,
@@ -898,7 +909,7 @@ impl Files {
     }
 
     /// The inode has the content of a small file. If it is too large to stay there, its page stays dirty.
-    fn inlined(&self, state: &Arc<FileState>, copies: Option<Copies<'_>>, size: u64) {
+    fn inlined(&self, state: &Counted<FileState>, copies: Option<Copies<'_>>, size: u64) {
         let Some(copies) = copies else { return };
         if size > INLINE_DATA_MAX as u64 {
             return self.stays_logged(state);
@@ -914,7 +925,7 @@ impl Files {
     /// dirty page that is not logged lies before them.
     pub(super) fn store_run(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         page: u64,
         data: &[u8],
         size: u64,

@@ -20,7 +20,8 @@ use crate::content::FileExtent;
 use base::atomic::Ordering;
 use base::canary::{Canary, planted};
 use base::clock::Timestamp;
-use base::sync::{Arc, Condvar, Mutex, WriteGuard, rank};
+use base::counted::Counted;
+use base::sync::{Condvar, Mutex, WriteGuard, rank};
 use device::Run;
 use engine::Extent;
 use format::BLOCK_SIZE;
@@ -111,7 +112,7 @@ impl Files {
     /// Where these pages lie. False: some are nowhere, or not as invariant 1 says, or to tell would take a wait.
     fn found_written(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         pages: &Range<u64>,
         runs: &mut Vec<Run>,
     ) -> Result<bool, Error> {
@@ -147,7 +148,7 @@ impl Files {
     /// The file's I/O lock, exclusive, of a file that is not being deleted, when none of its writes is in flight.
     pub(in super::super) fn lock_exclusive<'a>(
         &self,
-        state: &'a Arc<FileState>,
+        state: &'a Counted<FileState>,
     ) -> Result<WriteGuard<'a, ()>, Error> {
         let guard = self.lock_alone(state);
         state.check_alive()?;
@@ -157,7 +158,7 @@ impl Files {
     /// The same for who changes content.
     pub(in super::super) fn lock_to_change<'a>(
         &self,
-        state: &'a Arc<FileState>,
+        state: &'a Counted<FileState>,
     ) -> Result<WriteGuard<'a, ()>, Error> {
         let guard = self.lock_exclusive(state)?;
         self.check_open()?;
@@ -165,7 +166,10 @@ impl Files {
     }
 
     /// As `lock_exclusive` of a file that may be being deleted. What streams have written behind has ended, too.
-    pub(in super::super) fn lock_alone<'a>(&self, state: &'a Arc<FileState>) -> WriteGuard<'a, ()> {
+    pub(in super::super) fn lock_alone<'a>(
+        &self,
+        state: &'a Counted<FileState>,
+    ) -> WriteGuard<'a, ()> {
         let guard = self.lock_landed(state);
         self.end_pieces(state, true);
         guard

@@ -33,7 +33,8 @@ use super::super::{Files, PAGE, Promised, pages_of};
 use crate::Error;
 use base::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use base::canary::{Canary, planted};
-use base::sync::{Arc, Mutex, MutexGuard, ReadGuard, rank};
+use base::counted::Counted;
+use base::sync::{Mutex, MutexGuard, ReadGuard, rank};
 use base::tight;
 use device::{AlignedBuf, Array, Durability, Flight, Kind, Landed, Queues, Run};
 use engine::Extent;
@@ -83,7 +84,7 @@ impl Piece {
 #[derive(Default)]
 struct Seat {
     /// Whose pieces these are.
-    file: Option<Arc<FileState>>,
+    file: Option<Counted<FileState>>,
     queues: Option<Queues>,
     pieces: VecDeque<Piece>,
     numbers: u64,
@@ -140,13 +141,13 @@ impl Behind {
     }
 
     /// A seat without pieces.
-    fn claim(&self, state: &Arc<FileState>) -> Option<MutexGuard<'_, Seat>> {
+    fn claim(&self, state: &Counted<FileState>) -> Option<MutexGuard<'_, Seat>> {
         for (at, seat) in self.seats.iter().enumerate() {
             let Some(mut seat) = seat.try_lock() else {
                 continue;
             };
             if seat.file.is_none() {
-                seat.file = Some(Arc::clone(state));
+                seat.file = Some(Counted::clone(state));
                 (seat.waited_ns, seat.since) = (None, 0);
                 state.behind.sit(at);
                 self.taken.fetch_add(1, Ordering::Relaxed);
@@ -244,7 +245,7 @@ impl Files {
     /// Begins to write whole pages behind a stream, and returns before the devices have them. `None`: nothing is begun, it has to be a call that waits.
     pub(super) fn write_behind(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         offset: u64,
         data: &[u8],
     ) -> Result<Option<usize>, Error> {
@@ -283,7 +284,7 @@ impl Files {
     /// by one.
     pub(in super::super) fn lock_shared<'a>(
         &self,
-        state: &'a Arc<FileState>,
+        state: &'a Counted<FileState>,
     ) -> Result<ReadGuard<'a, ()>, Error> {
         let guard = self.lock_ended(state);
         state.check_alive()?;
@@ -294,7 +295,7 @@ impl Files {
     #[inline]
     pub(in super::super) fn share_to_change<'a>(
         &self,
-        state: &'a Arc<FileState>,
+        state: &'a Counted<FileState>,
     ) -> Result<ReadGuard<'a, ()>, Error> {
         let guard = self.lock_shared(state)?;
         self.check_open()?;
@@ -303,7 +304,10 @@ impl Files {
 
     /// As `lock_shared` of a file that may be being deleted.
     #[inline]
-    pub(in super::super) fn lock_ended<'a>(&self, state: &'a Arc<FileState>) -> ReadGuard<'a, ()> {
+    pub(in super::super) fn lock_ended<'a>(
+        &self,
+        state: &'a Counted<FileState>,
+    ) -> ReadGuard<'a, ()> {
         loop {
             let guard = state.io.read();
             if state.behind.seat().is_none() || planted(Canary::PiecesNotEnded) {
@@ -316,7 +320,7 @@ impl Files {
     }
 
     /// A handle of the file goes.
-    pub(in super::super) fn end_pieces_of(&self, state: &Arc<FileState>) {
+    pub(in super::super) fn end_pieces_of(&self, state: &Counted<FileState>) {
         if state.behind.seat().is_some() {
             let _exclusive = self.lock_landed(state);
             self.end_pieces(state, false);
@@ -326,7 +330,7 @@ impl Files {
     /// The I/O lock is held exclusively. An error: it is none that may be on its way, or there is no place for it.
     fn begin_behind(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         pages: Range<u64>,
         memory: AlignedBuf,
     ) -> Result<(), AlignedBuf> {
@@ -358,7 +362,7 @@ impl Files {
     }
 
     /// Ends what has landed, and waits until there is room for so many bytes more.
-    fn make_room(&self, state: &Arc<FileState>, seat: &mut Seat, bytes: usize) {
+    fn make_room(&self, state: &Counted<FileState>, seat: &mut Seat, bytes: usize) {
         seat.reap();
         let landed = |seat: &Seat| seat.pieces.front().is_some_and(|p| p.result.is_some());
         while landed(seat) {
@@ -389,7 +393,7 @@ impl Files {
     /// Where a piece goes, and whether the file grows by it. `None`: not in a way that suits invariant 2.
     fn lay_out_piece(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         seat: &Seat,
         pages: &Range<u64>,
     ) -> Result<Option<(Layout<'_>, bool)>, Error> {
@@ -435,7 +439,7 @@ impl Files {
     /// New blocks for pages that have none. `None`: they have some, or one record does not take all.
     fn lay_out_new(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         pages: &Range<u64>,
         goal: Option<Block>,
     ) -> Result<Option<Layout<'_>>, Error> {
@@ -474,7 +478,7 @@ impl Files {
     /// Sends a piece that is laid out. An error: it was refused, and nothing of it is left.
     fn send(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         seat: &mut Seat,
         (pages, grows): (Range<u64>, bool),
         layout: Layout<'_>,
@@ -541,7 +545,7 @@ impl Files {
     }
 
     /// Ends all pieces of a file. The I/O lock is held exclusively. `spare`: somebody else than who writes them would wait for them again.
-    pub(in super::super) fn end_pieces(&self, state: &Arc<FileState>, spare: bool) {
+    pub(in super::super) fn end_pieces(&self, state: &Counted<FileState>, spare: bool) {
         let Some(at) = state.behind.seat() else {
             return;
         };
@@ -557,7 +561,7 @@ impl Files {
     }
 
     /// The first piece has landed, and ends; with it all others, if it failed (invariant 4).
-    fn end_first(&self, state: &Arc<FileState>, seat: &mut Seat) {
+    fn end_first(&self, state: &Counted<FileState>, seat: &mut Seat) {
         let Some(first) = seat.pieces.pop_front() else {
             return;
         };
@@ -594,7 +598,7 @@ impl Files {
     /// Logs a piece that has landed. An error: it has failed.
     fn log_piece(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         piece: Piece,
     ) -> Result<(), Box<(Failed<'_>, Error)>> {
         let landed = match planted(Canary::PieceLoggedEarly) {
@@ -649,7 +653,7 @@ impl Files {
     }
 
     /// A piece that is not logged gives its blocks back, and has them promised.
-    fn give_up(&self, state: &Arc<FileState>, piece: Piece) -> Failed<'_> {
+    fn give_up(&self, state: &Counted<FileState>, piece: Piece) -> Failed<'_> {
         let layout = piece.parts.layout(&self.store);
         let reserved = layout.reserved();
         self.unreserve(state, layout);
@@ -671,7 +675,7 @@ impl Files {
     }
 
     /// What could not be written past the cache goes through it.
-    fn write_instead<'s>(&'s self, state: &Arc<FileState>, piece: &mut Failed<'s>) {
+    fn write_instead<'s>(&'s self, state: &Counted<FileState>, piece: &mut Failed<'s>) {
         if state.meta.is_dead() {
             return;
         }

@@ -24,7 +24,7 @@ use super::super::writeback::REPLACED_MAX;
 use super::super::{Files, pages_of};
 use crate::Error;
 use base::atomic::{AtomicU64, Ordering};
-use base::sync::Arc;
+use base::counted::Counted;
 use base::tight;
 use format::BLOCK_SIZE;
 use std::ops::Range;
@@ -158,7 +158,7 @@ impl Files {
 
     fn write_to_devices(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         offset: u64,
         data: &[u8],
     ) -> Result<Option<usize>, Error> {
@@ -206,7 +206,7 @@ impl Files {
     /// Whole pages, in place of what the cache has of them; of a file that grows not all, if the devices fail. The I/O lock is held exclusively.
     fn store_new(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         pages: Range<u64>,
         data: &[u8],
     ) -> Result<Stored, Error> {

@@ -2,7 +2,7 @@
 
 use super::*;
 use base::atomic::{AtomicBool, Ordering};
-use base::sync::Arc as Shared;
+use base::counted::Counted;
 use base::thread;
 use device::sim::Times as Strikes;
 use engine::cache::{Backing, PageState};
@@ -434,7 +434,7 @@ fn an_old_file_is_cleaned_whole_without_its_write_back() {
     world
         .clock
         .advance(m.files.options.write_back_age + Duration::from_secs(1));
-    let turn = Shared::clone(&file.state);
+    let turn = Counted::clone(&file.state);
     // Its write-back would wait for this.
     let _turn = turn.flusher.lock();
     m.files.tick().unwrap();

@@ -247,7 +247,7 @@ fn a_deleted_file_takes_no_other_off_the_list_of_those_to_flush() {
         file
     };
     let old = overwritten();
-    let (ino, deleted) = (old.ino(), Arc::clone(&old.state));
+    let (ino, deleted) = (old.ino(), old.state.clone());
     drop(old);
     m.delete(ino);
     let new = overwritten();

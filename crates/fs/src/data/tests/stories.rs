@@ -1,5 +1,6 @@
 use super::*;
 use crate::data::meta::MetaLock;
+use crate::data::table::Usage;
 use crate::data::tail::How;
 use crate::data::writeback::Take;
 use crate::orphan::OrphanSet;
@@ -449,7 +450,7 @@ fn the_last_close_is_noticed_while_write_back_uses_the_file() {
     assert!(gone.0.lock().is_empty());
     orphans.add(ino);
     let (file, second) = (m.open(ino), m.open(ino));
-    let used = m.files.use_active(ino).unwrap().unwrap();
+    let used = m.files.use_active(ino).unwrap();
     drop(second);
     assert!(gone.0.lock().is_empty());
     drop(file);
@@ -466,7 +467,7 @@ fn the_state_of_a_closed_file_goes_when_the_one_before_it_was_used_for_longer() 
     let m = world.mount();
     let ino = m.make();
     let file = m.open(ino);
-    let used = m.files.use_active(ino).unwrap().unwrap();
+    let used = m.files.use_active(ino).unwrap();
     drop(file);
     m.delete(ino);
     assert_eq!(m.make(), ino, "the nid is used again");
@@ -637,22 +638,23 @@ fn a_range_that_cannot_be_written_is_told() {
 fn a_new_file_is_opened_as_it_was_made_unless_somebody_came_first() {
     let world = World::new(96, 64, 256);
     let m = world.mount();
+    let shown = Stamp::from(m.files.now());
     let make = || {
         let fresh = m.store.reserve_nid().unwrap();
         let (ino, generation) = (fresh.nid(), fresh.version());
         let inode = Inode::new(libc::S_IFREG | 0o644, generation, m.files.now());
         let mut op = m.store.begin(Need::Grow).unwrap();
         let slot = op.create(fresh, FsNode::Inode(inode));
-        let entered = m.files.enter_new(op.node(slot), generation).unwrap();
-        (ino, entered, op.commit())
+        let (node, mut entered) = (op.node(slot), None);
+        let epoch = op.commit_noting(|epoch| {
+            let new = (epoch, 0, shown);
+            entered = (m.files).enter_new(node, generation, libc::O_RDWR, new);
+        });
+        (ino, entered.unwrap(), epoch)
     };
-    let shown = Stamp::from(m.files.now());
-    let open = |entered, epoch| {
-        let new = (epoch, 0, shown);
-        m.files.open_new(&m.owners, entered, libc::O_RDWR, new)
-    };
+    let open = |entered| Files::handle(&m.owners, entered);
     let (ino, entered, epoch) = make();
-    let file = open(entered, epoch);
+    let file = open(entered);
     assert!(m.store.durable_epoch() < epoch);
     m.files.fsync(&file, false).unwrap();
     assert!(m.store.durable_epoch() >= epoch, "a sync is for its record");
@@ -661,9 +663,9 @@ fn a_new_file_is_opened_as_it_was_made_unless_somebody_came_first() {
     let times = m.files.volatile(ino, generation).unwrap().times;
     assert!(Stamp::from(times.mtime.unwrap()) > shown);
 
-    let (ino, entered, epoch) = make();
+    let (ino, entered, _) = make();
     m.write(&m.open(ino), 0, &[7; 5000]);
-    let file = open(entered, epoch);
+    let file = open(entered);
     assert_eq!((m.size(ino), m.contents(ino)), (5000, vec![7; 5000]));
     m.write(&file, 5000, &[8]);
     assert_eq!(m.size(ino), 5001);
@@ -678,8 +680,55 @@ fn the_state_of_a_file_is_used_while_an_operation_holds_its_inode() {
     m.write(&file, 0, &[5; 5000]);
     let mut op = m.store.begin(Need::Reclaim).unwrap();
     op.lock(&file.state.node).unwrap();
-    let state = m.files.use_active(ino).unwrap().unwrap();
+    let state = m.files.use_active(ino).unwrap();
     assert_eq!(state.size(), file.state.size());
+}
+
+#[test]
+fn it_is_told_as_long_as_somebody_has_a_file_open_for_reading_and_writing() {
+    let world = World::new(98, 64, 256);
+    let m = world.mount();
+    let ino = m.make();
+    let read = m.files.open(&m.owners, ino, libc::O_RDONLY).unwrap();
+    assert!(!m.files.may_be_mapped(ino));
+    let (first, second) = (m.open(ino), m.open(ino));
+    drop(first);
+    assert!(m.files.may_be_mapped(ino));
+    // Its state stays, for what it writes.
+    m.write(&second, 0, &[1; 5000]);
+    drop(second);
+    assert!(!m.files.may_be_mapped(ino));
+    drop(read);
+    assert!(!m.files.may_be_mapped(ino) && m.files.table.inos() == [ino]);
+    m.files.write_back_all().unwrap();
+    assert_eq!(m.files.table.inos(), []);
+}
+
+/// Who closes a file that nobody else uses takes no lock of its state.
+#[test]
+fn states_go_with_the_last_of_those_who_come_and_go_at_once() {
+    let world = World::new(99, 64, 256);
+    let m = world.mount();
+    let inos = [m.make(), m.make()];
+    base::thread::parallel(4, |thread| {
+        for i in 0..500_usize {
+            let ino = inos[i % 2];
+            match thread {
+                0 => m.write(&m.open(ino), 0, &[i as u8; 100]),
+                1 => drop(m.files.use_active(ino)),
+                2 if i % 100 == 0 => m.files.write_back_all().unwrap(),
+                _ => {
+                    let file = m.open(ino);
+                    assert!(m.files.table.inos().contains(&ino));
+                    drop(file);
+                }
+            }
+        }
+    });
+    m.files.write_back_all().unwrap();
+    assert_eq!(m.files.table.inos(), []);
+    assert!(inos.iter().all(|ino| !m.files.may_be_mapped(*ino)));
+    assert_eq!(m.contents(inos[1]), [499_usize as u8; 100]);
 }
 
 /// Somebody looked at a file that was deleted before he opened it, and its number is another's by now: that one keeps its state.
@@ -688,14 +737,19 @@ fn who_comes_too_late_does_not_take_the_state_of_a_later_file() {
     let world = World::new(84, 64, 64);
     let m = world.mount();
     let ino = m.make();
-    let old = || m.store.get(ino).unwrap();
     let generation = m.inode(ino).generation;
     m.delete(ino);
     assert_eq!(m.make(), ino, "the nid is used again");
     let file = m.open(ino);
     m.write(&file, 0, &pattern(1, 9000));
-    assert!(m.files.table.enter(old(), generation, true).is_none());
-    assert!(m.files.table.enter(old(), generation, false).is_none());
+    for usage in [Usage::Operation, Usage::Handle { both: true }] {
+        let key = FileKey {
+            nid: ino,
+            generation,
+        };
+        let node = || m.store.get(ino).unwrap();
+        assert!(m.files.table.enter(key, usage, node, |_| {}).is_none());
+    }
     m.files.write_back_all().unwrap();
     assert_eq!(m.inode(ino).size, 9000);
 }

@@ -244,7 +244,7 @@ fn a_file_that_was_flushed_after_its_close_is_not_kept() {
     m.write(&file, 0, &pattern(3, 4096));
     m.files.write_back(other).unwrap();
     m.files
-        .persist_times(&m.files.use_active(closed).unwrap().unwrap())
+        .persist_times(&m.files.use_active(closed).unwrap())
         .unwrap();
     assert!(m.files.table.inos().contains(&closed));
     m.files.fsync(&file, true).unwrap();

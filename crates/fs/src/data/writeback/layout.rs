@@ -7,7 +7,7 @@ use crate::data::bounce::Shared;
 use crate::data::extents::{self, CHANGES_MAX, Change, Mapped, PAGE_LIMIT};
 use crate::data::file::FileState;
 use base::canary::{Canary, planted};
-use base::sync::Arc;
+use base::counted::Counted;
 use device::{Durability, Io};
 use engine::{Extent, Kept, NewData, Reservation, Store};
 use format::{BLOCK_SIZE, Block};
@@ -143,7 +143,7 @@ impl Files {
     /// record reaches. `fresh`: ignore what is mapped, all pages get new blocks.
     pub(in crate::data) fn lay_out(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         pages: &[u64],
         fresh: bool,
     ) -> Result<Layout<'_>, Error> {
@@ -153,7 +153,7 @@ impl Files {
     /// The same; the first of them that have no block are best put behind those before `goal`, if what is mapped does not tell.
     pub(in crate::data) fn lay_out_from(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         pages: &[u64],
         fresh: bool,
         goal: Option<Block>,
@@ -205,7 +205,7 @@ impl Files {
     /// Lays out one run of pages; returns the page at which the record is full.
     fn lay_out_run<'s>(
         &'s self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         run: Range<u64>,
         (mapped, goal): (&[FileExtent], Option<Block>),
         layout: &mut Layout<'s>,
@@ -257,7 +257,7 @@ impl Files {
     /// Blocks out of the file's promise.
     pub(in crate::data) fn reserve(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         want: u32,
         goal: Option<Block>,
     ) -> Result<Reservation<'_, FsNode>, Error> {
@@ -270,14 +270,14 @@ impl Files {
     }
 
     /// Gives a layout's blocks back to the promise they came from.
-    pub(in crate::data) fn unreserve(&self, state: &Arc<FileState>, layout: Layout<'_>) {
+    pub(in crate::data) fn unreserve(&self, state: &Counted<FileState>, layout: Layout<'_>) {
         self.take_back(state, layout.reservations);
     }
 
     /// Reserved blocks are not used: the pages they were for have them promised again, and nobody else gets them in between.
     pub(in crate::data) fn take_back<'s>(
         &'s self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         reservations: impl IntoIterator<Item = Reservation<'s, FsNode>>,
     ) {
         let mut promise = self.store.adopt_promise(0);
@@ -295,7 +295,7 @@ impl Files {
     /// What came of a step on the way to store a layout. After an error its blocks are given back.
     pub(in crate::data) fn or_unreserve<'s, T>(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         layout: Layout<'s>,
         step: Result<T, Error>,
     ) -> Result<(T, Layout<'s>), Error> {

@@ -8,7 +8,7 @@ use crate::data::Files;
 use crate::data::extents::{self, PAGE_LIMIT};
 use crate::data::file::FileState;
 use crate::data::tail::How;
-use base::sync::Arc;
+use base::counted::Counted;
 use engine::Need;
 use format::BLOCK_SIZE;
 
@@ -24,7 +24,7 @@ impl Files {
     /// goes first.
     pub(super) fn flush_replaced(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         size: u64,
         how: How,
     ) -> Result<Option<u64>, Error> {
@@ -56,7 +56,7 @@ impl Files {
     /// Replaces the body by one without extents.
     pub(super) fn log_replacement(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         body: Body,
         size: u64,
         need: Need,
@@ -77,7 +77,7 @@ impl Files {
     /// the blocks are too scattered for one record.
     fn store_replacement(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         pages: &[u64],
         size: u64,
         at_once: bool,
@@ -98,7 +98,7 @@ impl Files {
     /// Takes the layout's blocks, unless it fails.
     fn replace_by(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         layout: &mut Layout<'_>,
         pages: &[u64],
         size: u64,

@@ -12,7 +12,7 @@ use crate::data::clean::needs_no_record;
 use crate::data::file::FileState;
 use crate::data::meta::Failure;
 use crate::data::tail::How;
-use base::sync::Arc;
+use base::counted::Counted;
 use format::{BLOCK_SIZE, Block};
 use std::ops::Range;
 
@@ -41,7 +41,7 @@ impl Files {
     /// One batch of these pages, of all, or, if one before has failed, of overwrites. Returns where to go on.
     pub(super) fn flush_or_rescue(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         range: Range<u64>,
         (how, take): (How, Take),
         failed: &mut Option<Rescue>,
@@ -69,7 +69,7 @@ impl Files {
     /// One batch of these pages; returns where to go on, which may be before them. A failure is latched.
     pub(in super::super) fn flush_pass(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         range: Range<u64>,
         how: How,
         take: Take,
@@ -116,7 +116,7 @@ impl Files {
     /// Writes home what it can of the next dirty pages. What cannot be written stays dirty; that the file has failed is latched.
     fn rescue_batch(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         range: Range<u64>,
         rescue: &mut Rescue,
     ) -> Option<u64> {
@@ -140,7 +140,7 @@ impl Files {
     }
 
     /// Where those of these pages lie that need no record.
-    fn overwrites(&self, state: &Arc<FileState>, pages: &[u64]) -> Vec<Segment> {
+    fn overwrites(&self, state: &Counted<FileState>, pages: &[u64]) -> Vec<Segment> {
         let Ok(tail) = self.tail_page(state) else {
             return Vec::new();
         };
@@ -171,7 +171,7 @@ impl Files {
     /// Writes pages in place: all at once, or those halves of them that can be, and of the others the halves.
     fn write_apart(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         segments: &[Segment],
         copies: &Copies<'_>,
         rescue: &mut Rescue,

@@ -11,7 +11,7 @@ use crate::content::inode::INLINE_DATA_MAX;
 use crate::content::{AttrChange, Body};
 use crate::data::Files;
 use crate::data::file::FileState;
-use base::sync::Arc;
+use base::counted::Counted;
 use engine::Need;
 
 /// What the inode has of a file's content, as far as new data sees it.
@@ -26,7 +26,7 @@ impl Files {
     /// metadata has none to grow. The caller holds the I/O lock exclusively, and the pages of these bytes are not dirty.
     pub(in super::super) fn write_through(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         offset: u64,
         data: &[u8],
     ) -> Result<bool, Error> {
@@ -71,7 +71,11 @@ impl Files {
     }
 
     /// `None`: there is content elsewhere.
-    fn inline_of(&self, state: &Arc<FileState>, replaced: bool) -> Result<Option<Inline>, Error> {
+    fn inline_of(
+        &self,
+        state: &Counted<FileState>,
+        replaced: bool,
+    ) -> Result<Option<Inline>, Error> {
         let content = state.node.read()?;
         Ok(match (&content.inode()?.body, replaced) {
             (Body::Inline(old), _) => Some(Inline {
@@ -91,7 +95,7 @@ impl Files {
 
     fn log_inline(
         &self,
-        state: &Arc<FileState>,
+        state: &Counted<FileState>,
         bytes: &[u8],
         size: u64,
         need: Need,
