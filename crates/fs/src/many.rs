@@ -510,12 +510,12 @@ impl FileSystem {
                 unreachable!("there is a place for each name");
             };
             // Damage may have given an inode two names and one link.
-            let twice = removal.taken.iter().any(|(_, other)| other == slot);
+            let twice = removal.taken.contains(slot);
             let spare = here.plan.len() < here.spot.spare(&op)?;
             let blocks = &mut removal.blocks;
             if spare && !twice && self.can_go(&mut op, &here.spot, name, *slot, blocks)? {
                 here.plan.push(name.key);
-                removal.taken.push((name.nid, *slot));
+                removal.taken.push(*slot);
                 fates[*i] = Fate::Done(Ok(()));
             }
         }
@@ -538,14 +538,9 @@ impl FileSystem {
             clearing.finish(&mut op);
         }
         self.count_names(&mut op, dir, (gone, 0), now);
-        for (ino, slot) in &removal.taken {
-            op.delete(*slot);
-            self.files.times_gone(*ino);
-        }
-        op.commit_noting(|epoch| {
-            let taken = removal.taken.iter();
-            taken.for_each(|(ino, _)| self.files.changed(*ino, epoch));
-        });
+        // They have no state, and nobody opens them any more.
+        removal.taken.iter().for_each(|slot| op.delete(*slot));
+        op.commit();
     }
 }
 
@@ -553,7 +548,7 @@ impl FileSystem {
 struct Removal {
     clearings: Vec<list::Clearing<Name>>,
     /// The inodes that go.
-    taken: Vec<(crate::Ino, Slot)>,
+    taken: Vec<Slot>,
     /// Blocks that they free.
     blocks: u64,
 }

@@ -17,6 +17,7 @@ use crate::dir::{self, Target, Wanted, is_dot};
 use crate::directory::{At, dir_of};
 use crate::filesystem::{FileSystem, LINK_MAX};
 use crate::list::{Emptied, Seen};
+use crate::orphan::Disposal;
 use crate::times::Stamp;
 use crate::tree::{Ahead, Purpose};
 use base::canary::{Canary, planted};
@@ -673,9 +674,16 @@ impl FileSystem {
         let now = self.times.after(shown);
         deletion.finish(&mut op);
         self.count_names(&mut op, r.dir, (-1, -(r.directory as i32)), now);
-        let mtime = self.files.times_set(r.expected.nid, false, false);
-        let orphaned = self.dispose(&mut op, r.victim, disposal, links(nlink, now, mtime));
-        op.commit_noting(|epoch| self.files.changed(r.expected.nid, epoch));
+        // One that goes at once has no state that would have times, or to note the change in.
+        let stays = !matches!(disposal, Disposal::Delete);
+        let mtime = stays.then(|| self.files.times_set(r.expected.nid, false, false));
+        let change = links(nlink, now, mtime.flatten());
+        let orphaned = self.dispose(&mut op, r.victim, disposal, change);
+        op.commit_noting(|epoch| {
+            if stays {
+                self.files.changed(r.expected.nid, epoch);
+            }
+        });
         if orphaned {
             self.settle_orphan(r.expected.nid);
         }

@@ -165,7 +165,7 @@ impl OrphanSet {
 pub(crate) enum Disposal<'s> {
     /// It has others.
     Linked,
-    /// Nobody uses it and it is small: it goes in this record. Its blocks are freed already.
+    /// Nobody uses it and it is small: it goes in this record. Its blocks are freed already. It has no state, and gets none: it is locked.
     Delete,
     /// It goes to its orphan directory, unless it is listed there for a pending truncate.
     Orphan(Option<Box<Addition<'s, Orphan>>>),
@@ -218,7 +218,7 @@ impl FileSystem {
 
     /// Somebody uses the inode, or work on it may be under way.
     fn is_active(&self, ino: Ino, inode: &Inode) -> bool {
-        self.files.is_referenced(ino) || self.files.volatile(ino, inode.generation).is_some()
+        self.files.is_active(ino, inode.generation)
     }
 
     /// Decides what becomes of a locked inode whose link count drops to `nlink` (phase 1).

@@ -556,6 +556,14 @@ impl Files {
         self.table.is_referenced(ino)
     }
 
+    /// The same, or the file has a state: what is known of it beyond its inode, or somebody who works on it.
+    pub(crate) fn is_active(&self, ino: Ino, generation: u64) -> bool {
+        self.table.is_active(FileKey {
+            nid: ino,
+            generation,
+        })
+    }
+
     /// Nobody opens the inode from now on; false when somebody refers to it.
     pub(crate) fn condemn(&self, ino: Ino, generation: u64) -> bool {
         self.table.condemn(FileKey {

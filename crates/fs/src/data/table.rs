@@ -298,6 +298,14 @@ impl FileTable {
         shard.lookups.contains(ino) || shard.entries.get(&ino).is_some_and(|e| e.opens > 0)
     }
 
+    /// The same, or whether the file has a state.
+    pub(super) fn is_active(&self, key: FileKey) -> bool {
+        let shard = self.shard(key.nid).lock();
+        let has_state = |e: &Entry| e.state.as_ref().is_some_and(|state| state.key == key);
+        let entry = shard.entries.get(&key.nid);
+        shard.lookups.contains(key.nid) || entry.is_some_and(|e| e.opens > 0 || has_state(e))
+    }
+
     /// From now on a file does not open any more; false when somebody refers to it.
     pub(super) fn condemn(&self, key: FileKey) -> bool {
         let mut shard = self.shard(key.nid).lock();
