@@ -785,7 +785,7 @@ impl Files {
 
     /// A handle of a file has gone that could not be written, or the background has tried it for long. If nobody has it open, tries once more, and then drops what
     /// cannot be written, so that the file is what its inode says: the failure stays latched, and is reported by the next
-    /// handle's fsync if by nobody before. What a new handle writes is not dropped. Once the store has failed nothing is: nothing can be written any more, and
+    /// handle's fsync if by nobody before. What only was to go home from the inode is there still: then nothing is lost. What a new handle writes is not dropped. Once the store has failed nothing is: nothing can be written any more, and
     /// all that was done can be read until the unmount.
     pub(super) fn settle_failed(&self, mine: &Counted<FileState>) {
         let ino = mine.ino();
@@ -802,7 +802,9 @@ impl Files {
         if !may_drop || self.flush_locked(&state).is_ok() || self.store.failed().is_some() {
             return;
         }
-        {
+        // What cannot be told is taken for lost.
+        let loses = !self.is_all_logged(&state).unwrap_or(false);
+        if loses {
             let mut meta = state.meta.lock();
             let why = meta.failure.why.clone();
             self.lost(&state, &mut meta, &why);
@@ -814,6 +816,9 @@ impl Files {
             meta.size = meta.logged_size;
             meta.end_replacement();
             meta.fails_no_more();
+        }
+        if !loses {
+            return;
         }
         // Whoever looked at what is given up sees by its times that it is gone.
         self.note_ahead(&state);
