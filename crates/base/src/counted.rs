@@ -210,15 +210,16 @@ impl<T: fmt::Debug> fmt::Debug for Counted<T> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::sync::{Mutex, rank};
 
     /// Counts the values there are.
-    struct Alive<'a>(&'a AtomicUsize, u64);
+    #[derive(Debug)]
+    pub(crate) struct Alive<'a>(&'a AtomicUsize, pub(crate) u64);
 
     impl<'a> Alive<'a> {
-        fn new(alive: &'a AtomicUsize, value: u64) -> Alive<'a> {
+        pub(crate) fn new(alive: &'a AtomicUsize, value: u64) -> Alive<'a> {
             alive.fetch_add(1, Ordering::Relaxed);
             Alive(alive, value)
         }

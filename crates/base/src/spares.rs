@@ -11,7 +11,7 @@
 //!    hundred spares, and 2,240 at most.
 
 use crate::counted::Counted;
-use crate::sync::{Latch, Mutex, rank};
+use crate::sync::{Latch, rank};
 use crate::thread::lane;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::{Deref, DerefMut};
@@ -38,7 +38,7 @@ struct Lane<T> {
 #[derive(Debug)]
 #[repr(align(128))]
 struct Shared<T> {
-    batches: Mutex<Vec<Batch<T>>>,
+    batches: Latch<Vec<Batch<T>>>,
     /// How many there are, for who has none: a hint.
     count: AtomicUsize,
 }
@@ -58,7 +58,7 @@ impl<T> Default for Spares<T> {
         Spares {
             lanes: (0..LANES).map(lane).collect(),
             shared: Shared {
-                batches: Mutex::new(rank::LEAF, Vec::new()),
+                batches: Latch::new(rank::LEAF, Vec::with_capacity(BATCHES)),
                 count: AtomicUsize::new(0),
             },
         }
@@ -126,10 +126,15 @@ impl<T> Spares<T> {
             return;
         };
         let mut batches = self.shared.batches.lock();
-        if batches.len() < BATCHES {
+        let room = batches.len() < BATCHES;
+        if room {
             batches.push(full);
             self.shared.count.store(batches.len(), Ordering::Relaxed);
+            return;
         }
+        drop(batches);
+        // Memory of none goes back to the allocator with no lock held.
+        drop(full);
     }
 }
 
@@ -187,22 +192,8 @@ fn emptied<T>(reference: Counted<T>) -> Option<Counted<MaybeUninit<T>>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[derive(Debug)]
-    struct Alive<'a>(&'a AtomicUsize, u64);
-
-    impl<'a> Alive<'a> {
-        fn new(alive: &'a AtomicUsize, value: u64) -> Alive<'a> {
-            alive.fetch_add(1, Ordering::Relaxed);
-            Alive(alive, value)
-        }
-    }
-
-    impl Drop for Alive<'_> {
-        fn drop(&mut self) {
-            self.0.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
+    use crate::counted::tests::Alive;
+    use crate::sync::Mutex;
 
     #[test]
     fn memory_is_used_again_once_nobody_refers_to_it() {

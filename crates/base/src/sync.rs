@@ -43,8 +43,8 @@ pub use std::sync::OnceLock;
 
 /// A lock that one thread has at a time.
 pub type Mutex<T> = Alone<parking_lot::RawMutex, T>;
-/// A [`Mutex`] for what is done in a moment, by threads that wait for nothing meanwhile but other latches: it costs one
-/// locked instruction in the place of two, and has no [`Condvar`]. See [`crate::latch`].
+/// A [`Mutex`] for what is done in a moment, by threads that wait for nothing meanwhile but locks of that kind that come later: it costs one
+/// locked instruction in the place of two, has no [`Condvar`], and is given to whoever comes first. See [`crate::latch`].
 pub type Latch<T> = Alone<RawLatch, T>;
 
 pub type MutexGuard<'a, T> = AloneGuard<'a, parking_lot::RawMutex, T>;

@@ -227,10 +227,15 @@ struct Lease(u32);
 impl Lease {
     fn take() -> Lease {
         let (free, next) = &mut *LANES.lock();
-        Lease(free.pop().unwrap_or_else(|| {
-            *next += 1;
-            *next - 1
-        }))
+        // The least: parts there are for low ones.
+        let least = (0..free.len()).min_by_key(|i| free[*i]);
+        Lease(match least {
+            Some(least) => free.swap_remove(least),
+            None => {
+                *next += 1;
+                *next - 1
+            }
+        })
     }
 }
 
@@ -242,8 +247,8 @@ impl Drop for Lease {
     }
 }
 
-/// Of threads that are about to end, all together.
-const NO_LANE: u32 = u32::MAX - 1;
+/// Of threads that are about to end, all together. Where lanes share parts it is as the first one.
+const NO_LANE: u32 = 0xFFFF << 16;
 
 /// A small number that no other running thread has, for structures with a part for each: as good as
 /// [`current_cpu`] where threads stay on their cores, and cheaper. Threads that are about to end share one that is not small. In
@@ -364,7 +369,10 @@ impl Heir {
             crate::canary::plant(self.canary);
             crate::tight::set(self.tight);
             if let Some(birth) = self.birth {
-                return birth.live(body);
+                let done = birth.live(body);
+                // What is left of the thread runs beside tasks, whose numbers are lanes.
+                LANE.set(NO_LANE + 1);
+                return done;
             }
         }
         body()

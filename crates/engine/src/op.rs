@@ -33,7 +33,7 @@ use crate::error::Error;
 use crate::journal::MERGES_MAX;
 use crate::large::Large;
 use crate::new_data::NewData;
-use crate::node::{Body, Cell, CellHeader, Node, NodeCache, State, new_cell};
+use crate::node::{Body, Cell, CellHeader, Node, NodeCache, State};
 use crate::ring::Credit;
 use crate::space::Extent;
 use crate::space_map::SpaceDelta;
@@ -480,9 +480,7 @@ impl<'s, C: Content> Op<'s, C> {
 
     pub(crate) fn insert(&mut self, nid: Nid, version: u64, body: Body<C>) -> Slot {
         let kind = body.kind();
-        let cell = new_cell(nid, version, body);
-        // Nobody else can reach the cell yet, so this lock never waits, whatever its rank.
-        let guard = Handle::common(cell).write_owned_unordered();
+        let guard = NodeCache::new_locked(nid, version, body);
         self.put_entry(nid, version, Action::Create, kind, |out| {
             guard.body.encode(out)
         });

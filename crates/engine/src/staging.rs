@@ -5,7 +5,7 @@
 //!    and its pins are gone. So a batch holds all records of its epoch, and no others but those of invariant 5.
 //! 2. Only two staging slots exist: epoch e+2 opens after e was gathered, because one caller at a
 //!    time closes and gathers.
-//! 3. `bytes` is the payload of all staging slots, less what shards have added and not handed over.
+//! 3. `bytes` is the payload of all staging slots, but for what threads have added, or taken, and not handed over.
 //! 4. In each shard and epoch the first record that comes with a credit pays for header and padding of the batch: so
 //!    every batch is paid for at least once, whichever records get into it.
 //! 5. A record without a credit pays for nothing. Those of an epoch that has no others are kept, and come first in the
@@ -90,7 +90,7 @@ pub(crate) struct Staging {
 }
 
 impl Staging {
-    /// Staging for so many shards, with [`bytes`](Self::bytes) at most `slack` too small.
+    /// Staging for so many shards, with [`bytes`](Self::bytes) at most `slack` away.
     pub fn new(epoch: u64, shards: usize, slack: u64) -> Staging {
         let shard = |i| Shard {
             pins: Pins::new(),

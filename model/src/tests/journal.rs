@@ -86,10 +86,10 @@ fn what_pays_for_no_batch_waits_for_one_that_is_paid_for() {
     });
 }
 
-/// One thread adds to a part of a sum, which hands over what it has, and one for which there is no part: nothing is lost, and nothing is
+/// A thread adds to a part of its own, and to one that it shares with another: each hands over what it has, nothing is lost, and nothing is
 /// counted twice.
 ///
-/// Found when broken: `add` that hands over what it was given and not what the part has; `show` that does not look at the
+/// Found when broken: `add` or `add_shared` that hand over what they were given, or what they saw, and not what the part has; `show` that does not look at the
 /// total again.
 #[test]
 fn what_is_added_to_a_sum_is_in_it_once() {
@@ -100,7 +100,7 @@ fn what_is_added_to_a_sum_is_in_it_once() {
             loom::thread::spawn(move || (0..2).for_each(|_| sum.add(1, 1)))
         };
         sum.add(0, 1);
-        sum.add(0, -4);
+        sum.add(2, -4);
         other.join().unwrap();
         assert_eq!(sum.exact(), -1);
         assert_eq!(sum.about(), -1);

@@ -4,7 +4,9 @@ use crate::atomic::of_locks::{AtomicBool, AtomicU32};
 use crate::clock;
 use crate::latch::Word;
 use parking_lot::lock_api::{GuardNoSend, RawMutex};
-use parking_lot_core::{DEFAULT_PARK_TOKEN, DEFAULT_UNPARK_TOKEN, SpinWait, park, unpark_one};
+use parking_lot_core::{
+    DEFAULT_PARK_TOKEN, DEFAULT_UNPARK_TOKEN, ParkResult, SpinWait, park, unpark_one,
+};
 use std::time::Duration;
 
 /// How long a thread sleeps that nobody wakes: at first, and at most.
@@ -26,11 +28,12 @@ impl RawLatch {
             if spins.spin() {
                 continue;
             }
+            let mut late = false;
             self.0.sleep(|| {
                 let until = Some(clock::moment_in(time));
                 // SAFETY: the key is the address of this latch, which nothing else is at; what is called under the lock of its queue neither panics nor
                 // parks or wakes anybody.
-                unsafe {
+                let ended = unsafe {
                     park(
                         self.name(),
                         || self.0.is_taken(),
@@ -38,10 +41,14 @@ impl RawLatch {
                         |_, _| {},
                         DEFAULT_PARK_TOKEN,
                         until,
-                    );
-                }
+                    )
+                };
+                late = ended == ParkResult::TimedOut;
             });
-            time = LONGEST_SLEEP.min(time * 2);
+            time = match late {
+                true => LONGEST_SLEEP.min(time * 2),
+                false => FIRST_SLEEP,
+            };
             spins.reset();
         }
     }

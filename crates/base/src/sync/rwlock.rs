@@ -261,8 +261,11 @@ impl<T, H: Keyed> RwLock<T, H> {
     }
 
     /// Takes the lock exclusively, and waits by `past` for looks (invariant 3).
+    ///
+    /// # Safety
+    /// `past` takes the lock, for a moment, that is held by who may [`look`](Self::look).
     #[cfg_attr(feature = "trace", track_caller)]
-    pub fn write_past(&self, past: impl FnOnce(&H)) -> WriteGuard<'_, T> {
+    pub unsafe fn write_past(&self, past: impl FnOnce(&H)) -> WriteGuard<'_, T> {
         let lock = address(&self.inner);
         let held = Held::take(self.rank, self.key(), lock, Mode::Exclusive);
         let inner = acquire(lock, || self.inner.try_write(), || self.inner.write());
@@ -275,7 +278,8 @@ impl<T, H: Keyed> RwLock<T, H> {
     /// enter. It writes nothing.
     ///
     /// # Safety
-    /// As long as the look lasts the caller holds a lock that every `past` with which this one is taken exclusively takes, too.
+    /// As long as the look lasts the caller holds a lock that every `past` with which this one is taken exclusively takes, too, and without which nobody
+    /// finds this one that was locked when it was made.
     #[inline]
     #[cfg_attr(feature = "trace", track_caller)]
     pub unsafe fn look(&self) -> Option<Look<'_, T>> {
@@ -320,7 +324,8 @@ impl<T, H: Keyed> RwLock<T, H> {
 impl<T, H: Unseen> RwLock<T, H> {
     #[cfg_attr(feature = "trace", track_caller)]
     pub fn write(&self) -> WriteGuard<'_, T> {
-        self.write_past(|_| {})
+        // SAFETY: nobody looks at such a lock's value without it.
+        unsafe { self.write_past(|_| {}) }
     }
 
     #[cfg_attr(feature = "trace", track_caller)]

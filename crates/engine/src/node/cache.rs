@@ -16,7 +16,7 @@ mod tests;
 
 use super::groups::{Groups, NEIGHBOURS, bytes_of_one};
 use super::seekers::Seeking;
-use super::{Body, Cell, CellHeader, State, ask_to_change, cell_overhead, last_version};
+use super::{Body, Cell, CellHeader, State, ask_to_change, cell_overhead, last_version, new_cell};
 use crate::content::Content;
 use crate::dirty::Charge;
 use crate::held::{Glance, HeldNodes};
@@ -194,7 +194,7 @@ impl<C: Content> NodeCache<C> {
     }
 
     /// Has a look at a node that is in memory, without a reference to it: `look` is called under the lock of a table, so it
-    /// takes no lock. `None` also where that would wait, or counts (`is_sought`, [`RwLock::try_read_again`]): ask for the
+    /// takes no lock. `None` also where that would wait, or counts (`is_sought`, [`RwLock::try_read_again`], [`RwLock::look`]): ask for the
     /// node then.
     #[inline]
     pub fn glance<R>(&self, core: usize, nid: Nid, look: impl Fn(&C) -> Option<R>) -> Option<R> {
@@ -217,7 +217,7 @@ impl<C: Content> NodeCache<C> {
             true => None,
             false if cell.header.leads => {
                 // SAFETY: the shard's lock is held until the look is over, and whoever takes that of a node that leads to others exclusively takes it, too
-                // (invariant 4).
+                // (invariant 4); a new node that is locked was put here under the shard's lock.
                 let state = unsafe { cell.look() }?;
                 look_at(&state)
             }
@@ -227,13 +227,15 @@ impl<C: Content> NodeCache<C> {
 
     /// Locks a node exclusively, wherever it came from.
     pub fn write<'c>(&self, cell: &'c Cell<C>) -> WriteGuard<'c, State<C>> {
-        cell.write_past(|header| self.past_glances(header))
+        // SAFETY: it takes the lock of the shard, under which who glances looks.
+        unsafe { cell.write_past(|header| self.past_glances(header)) }
     }
 
     /// The same with a guard that keeps the node alive.
     #[inline]
     pub fn write_owned(&self, cell: Handle<Cell<C>>) -> OwnedWriteGuard<State<C>, CellHeader> {
-        cell.write_owned_past(|header| self.past_glances(header))
+        // SAFETY: as above.
+        unsafe { cell.write_owned_past(|header| self.past_glances(header)) }
     }
 
     /// [`write_owned`](Self::write_owned), if nobody has the node's lock.
@@ -241,7 +243,19 @@ impl<C: Content> NodeCache<C> {
         &self,
         cell: Handle<Cell<C>>,
     ) -> Option<OwnedWriteGuard<State<C>, CellHeader>> {
-        cell.try_write_owned_past(|header| self.past_glances(header))
+        // SAFETY: as above.
+        unsafe { cell.try_write_owned_past(|header| self.past_glances(header)) }
+    }
+
+    /// A new node, locked exclusively: nobody else can reach it until it is inserted, so this never waits.
+    pub fn new_locked(
+        nid: Nid,
+        version: u64,
+        body: Body<C>,
+    ) -> OwnedWriteGuard<State<C>, CellHeader> {
+        let cell = Handle::common(new_cell(nid, version, body));
+        // SAFETY: it is found in its shard, under that one's lock, and has to be put there first.
+        unsafe { cell.write_owned_unordered() }
     }
 
     /// Invariant 4: the caller has just taken the lock of the node exclusively.

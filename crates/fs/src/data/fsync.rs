@@ -818,6 +818,7 @@ impl Files {
             meta.fails_no_more();
         }
         if !loses {
+            self.fails_no_more(&state);
             return;
         }
         // Whoever looked at what is given up sees by its times that it is gone.

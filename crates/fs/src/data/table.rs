@@ -161,6 +161,8 @@ impl FileTable {
         node: impl FnOnce() -> Node<FsNode>,
         fill: impl FnOnce(&mut Meta),
     ) -> Option<(Counted<FileState>, bool)> {
+        // Goes after the shard's lock.
+        let mut before = None;
         let mut guard = self.shard(key.nid).lock();
         let shard = &mut *guard;
         if usage != Usage::Operation && shard.condemned.contains(&key) {
@@ -181,7 +183,8 @@ impl FileTable {
             let mut state = self.spares.make(|| FileState::new(key, node()));
             let alone = Counted::only(&mut state).expect("nobody else knows it yet");
             alone.meta.fill(fill);
-            if entry.state.replace(Counted::twin(&mut state)).is_none() {
+            before = entry.state.replace(Counted::twin(&mut state));
+            if before.is_none() {
                 self.states.add(lane(), 1);
             }
             state

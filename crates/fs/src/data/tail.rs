@@ -223,16 +223,21 @@ impl Files {
         Ok(true)
     }
 
-    /// Whether the one dirty page of a file is in the inode as it is, and nothing else of the content is ahead of that: so nothing is lost with
-    /// the page.
+    /// Whether the one dirty page of a file, if any is, is in the inode as it is, and nothing else of the content is ahead of that: so nothing is lost
+    /// with the page.
     pub(super) fn is_all_logged(&self, state: &Counted<FileState>) -> Result<bool, Error> {
         let (size, ahead) = {
             let meta = state.meta.lock();
             (meta.size, meta.content_is_ahead())
         };
-        let dirty = self.pages.dirty_pages(state.key, 0..size.div_ceil(PAGE), 2);
-        let [page] = dirty[..] else {
+        if ahead {
             return Ok(false);
+        }
+        let pages = 0..size.div_ceil(PAGE);
+        let page = match self.pages.dirty_pages(state.key, pages, 2)[..] {
+            [] => return Ok(true),
+            [page] => page,
+            _ => return Ok(false),
         };
         let Some(copies) = self.copy_pages(state, vec![page])? else {
             return Ok(false);
@@ -241,12 +246,11 @@ impl Files {
         let bytes = &copies.data[..valid];
         let content = state.node.read()?;
         let inode = content.inode()?;
-        Ok(!ahead
-            && match (&inode.body, &inode.tail) {
-                (Body::Inline(own), _) => page == 0 && own == bytes,
-                (_, Some(tail)) => tail.page == page && tail.bytes == used(bytes),
-                _ => false,
-            })
+        Ok(match (&inode.body, &inode.tail) {
+            (Body::Inline(own), _) => page == 0 && own == bytes,
+            (_, Some(tail)) => tail.page == page && tail.bytes == used(bytes),
+            _ => false,
+        })
     }
 
     /// Whether a dirty page may be the tail, and is not done more cheaply.

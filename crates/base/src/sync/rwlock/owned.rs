@@ -30,10 +30,13 @@ impl<T, H: Keyed> Handle<RwLock<T, H>> {
         }
     }
 
-    /// An exclusive guard that keeps the lock alive by itself; see [`RwLock::write_past`].
+    /// An exclusive guard that keeps the lock alive by itself.
+    ///
+    /// # Safety
+    /// As of [`RwLock::write_past`].
     #[inline]
     #[cfg_attr(feature = "trace", track_caller)]
-    pub fn write_owned_past(self, past: impl FnOnce(&H)) -> OwnedWriteGuard<T, H> {
+    pub unsafe fn write_owned_past(self, past: impl FnOnce(&H)) -> OwnedWriteGuard<T, H> {
         let all: &RwLock<T, H> = &self;
         let lock = address(&all.inner);
         let held = Held::take(all.rank, all.key(), lock, Mode::Exclusive);
@@ -53,28 +56,40 @@ impl<T, H: Keyed> Handle<RwLock<T, H>> {
 
     /// An exclusive guard that keeps the lock alive by itself, if nobody holds the lock: it
     /// waits for nobody but who looks, so its rank does not matter.
+    ///
+    /// # Safety
+    /// As of [`RwLock::write_past`].
     #[inline]
     #[cfg_attr(feature = "trace", track_caller)]
-    pub fn try_write_owned_past(self, past: impl FnOnce(&H)) -> Option<OwnedWriteGuard<T, H>> {
+    pub unsafe fn try_write_owned_past(
+        self,
+        past: impl FnOnce(&H),
+    ) -> Option<OwnedWriteGuard<T, H>> {
+        let lock = address(&self.inner);
+        // Dropped after the guard: who waits meanwhile is told that the lock is free.
+        let held;
         let guard = self.inner.try_write()?;
+        held = Held::record(self.rank, self.key(), lock, Mode::Exclusive);
         past(&self.header);
         if !self.try_revoke() {
             return None;
         }
         forget(guard);
-        let lock = address(&self.inner);
         Some(OwnedWriteGuard {
-            _held: Held::record(self.rank, self.key(), lock, Mode::Exclusive),
+            _held: held,
             lock: self,
         })
     }
 
     /// An exclusive guard of a lock that nobody else can reach yet: it never waits, so its rank
     /// does not matter.
+    ///
+    /// # Safety
+    /// Nobody finds the lock, to [`look`](RwLock::look), before the lock under which that is done has been taken.
     #[cfg_attr(feature = "trace", track_caller)]
-    pub fn write_owned_unordered(self) -> OwnedWriteGuard<T, H> {
-        self.try_write_owned_past(|_| {})
-            .expect("nobody else can reach this lock yet")
+    pub unsafe fn write_owned_unordered(self) -> OwnedWriteGuard<T, H> {
+        // SAFETY: nobody looks at it.
+        unsafe { self.try_write_owned_past(|_| {}) }.expect("nobody else can reach this lock yet")
     }
 }
 
@@ -82,7 +97,8 @@ impl<T, H: Unseen> Handle<RwLock<T, H>> {
     /// An exclusive guard that keeps the lock alive by itself.
     #[cfg_attr(feature = "trace", track_caller)]
     pub fn write_owned(self) -> OwnedWriteGuard<T, H> {
-        self.write_owned_past(|_| {})
+        // SAFETY: nobody looks at such a lock's value without it.
+        unsafe { self.write_owned_past(|_| {}) }
     }
 }
 

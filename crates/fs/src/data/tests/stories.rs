@@ -552,6 +552,8 @@ fn what_stays_in_the_inode_is_not_given_up() {
         assert_eq!(m.contents(ino), pattern(1, len));
         assert_eq!(m.look(ino), seen, "{len} bytes");
         m.files.check_losses(0).unwrap();
+        assert_eq!(m.files.table.inos(), []);
+        m.files.fsync(&m.open(ino), false).unwrap();
     }
 }
 

@@ -96,7 +96,7 @@ impl Files {
 
     /// All that was dirty in a file has gone home: what failed before has passed. If nothing was lost, and nobody has the file open who was
     /// promised to hear of it, nobody need be told.
-    pub(super) fn fails_no_more(&self, state: &FileState) {
+    pub(in crate::data) fn fails_no_more(&self, state: &FileState) {
         let mut meta = state.meta.lock();
         if meta.failing_ns.is_some() {
             meta.fails_no_more();
