@@ -5,7 +5,8 @@
 //!
 //! 1. The sectors that it touched, as they are after it, in the device's cache and durably. A file
 //!    that shows such a sector, or some of its bytes among its own, shows a lie: nothing but the
-//!    blocks of files can, since all else carries checksums.
+//!    blocks of files can, since all else carries checksums. Whoever looks may see such sectors where the cache has what was written,
+//!    clean: both may be there from then on ([`History::observe`](super::ledger::History::observe)).
 //! 2. The batches of the journal that it hurt: themselves, or data for which they vouch. Recovery misses them in silence only if none that
 //!    came later is whole; one that is tells what was durable when it was made, which is as long
 //!    before it was written as batches are on their way together.
@@ -264,6 +265,7 @@ impl Watch for Deceit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::threads::ledger::History;
     use crate::world::{Image, Shape};
     use device::sim::Times;
     use device::{BlockDevice, Durability, Operation, Request};
@@ -352,5 +354,36 @@ mod tests {
         mixed[7] = 3;
         assert!(!deceit.explains(&mixed, nothing));
         assert!(deceit.explains(&mixed, |j, byte| j == 7 && byte == 3));
+    }
+
+    /// A look past the cache showed zeros where a write was lost. The cache had what was written: that, with a later write over a part of
+    /// it, was taken for what nobody had written.
+    #[test]
+    fn behind_a_look_that_showed_a_lie_there_may_be_what_the_cache_had() {
+        let machine = machine();
+        let deceit = Deceit::watch(&machine);
+        let written = vec![1; 3 * SECTOR];
+        let mut history = History::new(Vec::new());
+        history.begin(written.clone(), 0..written.len());
+        let at = machine.devices[0].bytes() / 2;
+        machine.devices[0].lose_writes(Times::Next(1), None);
+        write(&machine, &deceit, at, &written);
+        let looked = vec![0; 3 * SECTOR];
+        history.observe(looked.clone(), Some(&deceit)).unwrap();
+
+        let end = SECTOR + SECTOR / 2;
+        let over = |mut bytes: Vec<u8>| {
+            bytes[..end].fill(2);
+            bytes
+        };
+        history.begin(over(looked.clone()), 0..end);
+        history.durable(history.versions.number(), None);
+        let allows = |bytes: &[u8]| history.allows(bytes, Some(&deceit)).is_ok();
+        assert!(allows(&over(looked)), "loaded anew");
+        assert!(allows(&over(written.clone())), "written over in the cache");
+        assert!(!allows(&written), "the later write is durable");
+        let mut other = over(written);
+        other[end] = 3;
+        assert!(!allows(&other), "nobody wrote this");
     }
 }

@@ -51,6 +51,8 @@ pub(super) struct History {
     pub versions: Versions<Vec<u8>>,
     /// The newest version whose write has returned.
     pub written: usize,
+    /// What the file may hold in the place of the version of each number, on from one that a look showed where devices had lied.
+    beside: Vec<(usize, Vec<u8>)>,
     doubt: Option<Doubt>,
     /// An operation failed half-way, and what it left could not be read.
     pub unknown: bool,
@@ -95,6 +97,7 @@ impl History {
         History {
             versions: Versions::new(bytes),
             written: 0,
+            beside: Vec::new(),
             doubt: None,
             unknown: false,
             promises: Vec::new(),
@@ -103,6 +106,11 @@ impl History {
 
     /// A write of these bytes begins, or a truncation, that makes it this version.
     pub fn begin(&mut self, version: Vec<u8>, bytes: Range<usize>) {
+        for mut other in self.beside_newest() {
+            other.resize(version.len(), 0);
+            other[bytes.clone()].copy_from_slice(&version[bytes.clone()]);
+            self.beside.push((self.versions.number() + 1, other));
+        }
         self.versions.push(version);
         let number = self.versions.number();
         if let Some(doubt) = &mut self.doubt {
@@ -121,11 +129,28 @@ impl History {
         }
     }
 
-    /// The file holds this now, as its owner sees while nobody changes it.
+    /// What the file may hold in the place of the newest version.
+    fn beside_newest(&self) -> Vec<Vec<u8>> {
+        let newest = self.versions.number();
+        let mine = self.beside.iter().filter(|(number, _)| *number == newest);
+        mine.map(|(_, bytes)| bytes.clone()).collect()
+    }
+
+    /// The file holds this now, as its owner sees while nobody changes it. Where devices have lied it may hold as well what was known
+    /// of it: a read past the cache shows what a lie left of pages that the cache has as they were written, and from there they are
+    /// written to in part, and go home.
     pub fn observe(&mut self, found: Vec<u8>, deceit: Option<&Deceit>) -> Result<(), String> {
         if found != *self.newest() {
             if !self.unknown {
                 self.allows(&found, deceit)?;
+            }
+            if deceit.is_some_and(Deceit::ever) {
+                let mut others = self.beside_newest();
+                others.push(self.newest().clone());
+                others.retain(|other| *other != found);
+                let number = self.versions.number() + 1;
+                let others = others.into_iter().map(|other| (number, other));
+                self.beside.extend(others);
             }
             self.versions.push(found);
         }
@@ -143,7 +168,7 @@ impl History {
             return;
         }
         let mut versions = self.doubt.take().map_or_else(Vec::new, |d| d.versions);
-        versions.extend(self.versions.iter().cloned());
+        versions.extend(self.possible().cloned());
         self.doubt = Some(Doubt {
             versions,
             ..Doubt::default()
@@ -162,7 +187,20 @@ impl History {
         for newer in self.versions.from(before.versions.number() + 1) {
             shown.versions.push(newer.clone());
         }
+        let known = before.versions.number();
+        let newer = self.beside.iter().filter(|(number, _)| *number > known);
+        shown.beside.extend(newer.cloned());
         shown
+    }
+
+    /// What the file may hold, whatever devices have lost.
+    fn possible(&self) -> impl Iterator<Item = &Vec<u8>> {
+        let first = self.versions.first_number();
+        let beside = self
+            .beside
+            .iter()
+            .filter(move |(number, _)| *number >= first);
+        self.versions.iter().chain(beside.map(|(_, bytes)| bytes))
     }
 
     /// Whether this may be there, after a crash or while nobody knows what devices have lost.
@@ -184,10 +222,10 @@ impl History {
             let holds = |version: &Vec<u8>, j: usize, byte: u8| {
                 version.get(at + j).copied().unwrap_or(0) == byte
             };
-            self.versions.iter().any(fits)
+            self.possible().any(fits)
                 || lost.any(fits)
                 || deceit.is_some_and(|deceit| {
-                    let known = |j, byte| self.versions.iter().any(|v| holds(v, j, byte));
+                    let known = |j, byte| self.possible().any(|v| holds(v, j, byte));
                     deceit.explains(sector, known)
                 })
         })
