@@ -11,6 +11,7 @@
 //! reserved for them and are not used are promised to them again, and nobody else can have them in between (`Files::take_back`).
 //! What a record vouches for is clean as soon as that is staged; if its write fails, the commit does, and the store with it.
 
+mod inline;
 mod layout;
 mod replace;
 mod rescue;
@@ -26,7 +27,7 @@ use super::fsync::FLUSH_FAILED;
 use super::meta::NewTimes;
 use super::pace::piece_pages;
 use super::ranges::Mode;
-use super::tail::{How, changed, whole_tail};
+use super::tail::{How, whole_tail};
 use super::{Files, PAGE};
 use crate::Error;
 use crate::content::inode::INLINE_DATA_MAX;
@@ -37,7 +38,8 @@ use base::counted::Counted;
 use device::{Durability, Io};
 use engine::cache::{Backing, PageState, Stamp};
 use engine::{Epoch, Need, NewData, Op, Reservation, Slot};
-use format::{BLOCK_SIZE, Damage};
+use format::BLOCK_SIZE;
+use inline::inline_max;
 use layout::{Segment, Target, blocks_written, changes_of, new_data};
 use rescue::Rescue;
 use std::ops::Range;
@@ -878,48 +880,6 @@ impl Files {
         meta.logged_times(logged.times);
     }
 
-    /// What it takes to log the content of a small file in its inode. `None`: it goes to the block that its page was promised, for metadata may not grow by it.
-    fn need_inline(&self, state: &Counted<FileState>, size: u64) -> Result<Option<Need>, Error> {
-        let has = match &state.node.read()?.inode()?.body {
-            Body::Inline(bytes) => bytes.len() as u64,
-            _ => 0,
-        };
-        Ok(match size <= has {
-            true => Some(Need::Reclaim),
-            false => self.store.room_to_grow().then_some(Need::Accepted),
-        })
-    }
-
-    /// Logs the content of a small file as part of its inode: what of it has changed.
-    fn flush_inline(&self, state: &Counted<FileState>, size: u64, need: Need) -> Result<(), Error> {
-        let copies = self.copy_pages(state, self.pages.dirty_pages(state.key, 0..1, 1))?;
-        let delta = match &copies {
-            Some(copies) => inline_change(&*state.node.read()?, &copies.data[..size as usize])?,
-            None => None,
-        };
-        if delta.is_some() || size != state.meta.lock().logged_size {
-            let (mut op, slot) = self.begin(state, need)?;
-            if let Some(delta) = delta {
-                op.apply(slot, delta);
-            }
-            self.commit_attrs(state, op, slot, AttrChange::default(), Some(size));
-        }
-        self.inlined(state, copies, size);
-        Ok(())
-    }
-
-    /// The inode has the content of a small file. If it is too large to stay there, its page stays dirty.
-    fn inlined(&self, state: &Counted<FileState>, copies: Option<Copies<'_>>, size: u64) {
-        let Some(copies) = copies else { return };
-        if size > INLINE_DATA_MAX as u64 {
-            return self.stays_logged(state);
-        }
-        for (&page, &stamp) in copies.pages.iter().zip(&copies.stamps) {
-            self.pages.inlined(state.key, page, stamp);
-        }
-        self.not_logged(state);
-    }
-
     /// Writes whole pages straight to their blocks, past the cache, and logs them with `size`.
     /// New blocks come out of the file's promise. The I/O lock is held exclusively, and no
     /// dirty page that is not logged lies before them.
@@ -981,30 +941,4 @@ struct Written {
 /// The size that may be logged when this is the first page that is neither home nor clean since write-back began.
 pub(super) fn size_limit(size: u64, left: Option<u64>) -> u64 {
     left.map_or(size, |page| size.min(page * PAGE))
-}
-
-/// The largest file whose content goes to its inode.
-fn inline_max(how: How) -> u64 {
-    match how {
-        How::Home | How::Early => INLINE_DATA_MAX as u64,
-        How::Blocks => 0,
-        How::Logged | How::Alone => PAGE,
-    }
-}
-
-/// What makes an inline body this one, if anything must.
-fn inline_change(node: &FsNode, bytes: &[u8]) -> Result<Option<Delta>, Error> {
-    let old = match &node.inode()?.body {
-        Body::Inline(old) => old,
-        _ => return Err(Damage::new("inode", "a small file that is not in its inode").into()),
-    };
-    if old.is_empty() || old.len() > bytes.len() {
-        let differs = old != bytes;
-        return Ok(differs.then(|| Delta::Body(Body::Inline(bytes.to_vec()))));
-    }
-    let change = changed(old, bytes);
-    Ok(change.map(|range| Delta::InlineWrite {
-        offset: range.start as u32,
-        data: bytes[range].to_vec(),
-    }))
 }

@@ -1,6 +1,6 @@
 //! The new content of a file that was cut to nothing takes the place of the old in one record.
 
-use super::inline_max;
+use super::inline::inline_max;
 use super::layout::{Layout, changes_of, part_of};
 use crate::Error;
 use crate::content::{AttrChange, Body, Delta};

@@ -5,7 +5,7 @@
 //! dirty page, which would need a block for the first one when it goes home. A file that was cut to nothing has its old content until
 //! the record that has the new one, as always.
 
-use super::inline_change;
+use super::inline::inline_change;
 use crate::Error;
 use crate::content::inode::INLINE_DATA_MAX;
 use crate::content::{AttrChange, Body};
