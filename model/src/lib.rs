@@ -19,7 +19,7 @@
 //! - [`mark`]: who waits for a count is woken, whoever counts meanwhile;
 //! - [`mail`], [`returns`], [`bell`]: what is sent to a device's thread comes back, and nobody sleeps for ever;
 //! - [`changed`]: the leaf page of a node that changed is kept until the checkpoint that took the node has set its entry;
-//! - [`meta`], [`tally`], [`times`]: who looked at a file or a directory is shown a newer time when what it was has changed;
+//! - [`meta`], [`present`], [`tally`], [`times`]: who looked at a file or a directory is shown a newer time when what it was has changed;
 //! - [`vouched`]: who reads or writes a block finds that a batch vouches for it, or has what that says;
 //! - [`flush`]: a write is taken for flushed only after a flush that was issued after it, a
 //!   failed flush is forgiven only while nobody relies on it, and who writes durably beside it learns of it (R17).
@@ -64,6 +64,9 @@ mod mark;
 #[expect(dead_code, reason = "some of it has nothing to model")]
 #[path = "../../crates/fs/src/data/meta.rs"]
 mod meta;
+#[cfg(test)]
+#[path = "../../crates/fs/src/data/present.rs"]
+mod present;
 #[cfg(test)]
 #[path = "../../crates/fs/src/data/ranges.rs"]
 mod ranges;

@@ -35,6 +35,9 @@ pub fn needs_group(mode: u32) -> bool {
 impl FileSystem {
     /// What `stat` shows, with what is not in the inode yet.
     pub fn getattr(&self, ino: Ino) -> Result<Attr, Error> {
+        if let Some(attr) = self.glance_attr(ino, None) {
+            return Ok(attr);
+        }
         let node = self.inode(ino)?;
         Ok(self.show(ino, node.inode()?))
     }
@@ -55,6 +58,27 @@ impl FileSystem {
             inode.show(attr.ctime);
         }
         attr
+    }
+
+    /// The same of a file that is in memory and not in use, as most are that somebody looks at, if it has this generation. `None`: nothing is known.
+    #[inline]
+    pub(crate) fn glance_attr(&self, ino: Ino, generation: Option<u64>) -> Option<Attr> {
+        if self.files.may_be_volatile(ino) {
+            return None;
+        }
+        self.store.glance(ino, |node| {
+            let inode = node.inode().ok()?;
+            if !inode.is_file() || generation.is_some_and(|own| own != inode.generation) {
+                return None;
+            }
+            inode.show(inode.ctime);
+            // After that: see [`show`](Self::show).
+            (!self.files.may_be_volatile(ino)).then(|| {
+                let mut attr = attr_with(ino, inode, None);
+                add_volatile(&mut attr, None);
+                attr
+            })
+        })
     }
 
     /// The same for who keeps what an operation returns; else what it is, shown to nobody who would look again.

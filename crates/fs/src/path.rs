@@ -93,6 +93,12 @@ impl FileSystem {
                 (before, here, begins, names) = (here, Start::of(&link), false, rest);
                 continue;
             }
+            if names.0.is_empty()
+                && let Some(ino) = here.at.number()
+                && let Some(attr) = self.glance_attr(ino, here.generation)
+            {
+                return Ok(End::Found(attr));
+            }
             let node = match self.dir_inode(here.at) {
                 Ok(node) => node,
                 Err(Error::Stale(_)) if !begins || links > 0 => return Ok(lost),

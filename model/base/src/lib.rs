@@ -33,6 +33,12 @@ pub mod atomic {
             #[derive(Debug)]
             pub struct $name(loom::sync::atomic::$name);
 
+            impl Default for $name {
+                fn default() -> Self {
+                    $name::new(0)
+                }
+            }
+
             impl $name {
                 pub fn new(value: $int) -> Self {
                     $name(loom::sync::atomic::$name::new(value))

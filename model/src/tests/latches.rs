@@ -8,19 +8,11 @@ use std::sync::Arc;
 
 /// Both halves change under a lock; neither has an order of its own.
 #[derive(Default)]
-struct Halves([Half; 2]);
-
-struct Half(AtomicU32);
-
-impl Default for Half {
-    fn default() -> Half {
-        Half(AtomicU32::new(0))
-    }
-}
+struct Halves([AtomicU32; 2]);
 
 impl Halves {
     fn read(&self) -> u32 {
-        let [first, second] = [0, 1].map(|half: usize| self.0[half].0.load(Ordering::Relaxed));
+        let [first, second] = [0, 1].map(|half: usize| self.0[half].load(Ordering::Relaxed));
         assert_eq!(first, second);
         first
     }
@@ -28,7 +20,7 @@ impl Halves {
     fn change(&self) {
         let next = self.read() + 1;
         for half in &self.0 {
-            half.0.store(next, Ordering::Relaxed);
+            half.store(next, Ordering::Relaxed);
         }
     }
 }

@@ -2,9 +2,11 @@
 
 use super::check;
 use crate::meta::MetaLock;
+use crate::present::Present;
 use crate::times::{Shown, Stamp, Times};
 use base::atomic::{
     AtomicBool, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+    Ordering::SeqCst, fence,
 };
 use base::clock::{Clock, Timestamp};
 use format::Nid;
@@ -185,5 +187,55 @@ fn an_inode_counts_as_shown_with_the_newest_stamp() {
             other.join().expect(NO_PANIC);
         }
         assert_eq!(shown.get(), stamp(92));
+    });
+}
+
+/// Who shows a file's inode finds that it may have a state, or whoever makes one knows what was shown: as `FileSystem::show` and `Files::enter`, under the
+/// inode's shared lock. That a second one, who finds it marked, sees the same follows from the order in which all sequentially consistent accesses are,
+/// of which the checker does not know.
+///
+/// Found when broken: who looks for a state before it marks the inode as shown; who makes one and leaves the fence out, or counts it after that.
+#[test]
+fn who_makes_a_files_state_knows_what_was_shown_to_those_who_saw_none() {
+    check(3, || {
+        const NID: u64 = 7;
+        let stamp = Stamp::from(Timestamp::from_ns(90));
+        let inode = Arc::new((Shown::never(), Present::default()));
+        let looker = {
+            let inode = Arc::clone(&inode);
+            spawn(move || {
+                let (shown, present) = &*inode;
+                shown.show(stamp);
+                present.may_have(NID)
+            })
+        };
+        let known = {
+            let (shown, present) = &*inode;
+            present.count(NID);
+            fence(SeqCst);
+            shown.get()
+        };
+        let saw = looker.join().expect(NO_PANIC);
+        assert!(saw || known == stamp, "shown, and the state does not know");
+    });
+}
+
+/// A state leaves the table when the inode has all that it had: who then finds none sees that.
+///
+/// Found when broken: `uncount` relaxed; `may_have` relaxed.
+#[test]
+fn who_sees_no_state_sees_what_the_last_one_left_in_the_inode() {
+    check(3, || {
+        const NID: u64 = 7;
+        let file = Arc::new((AtomicU32::new(0), Present::default()));
+        file.1.count(NID);
+        let looker = {
+            let file = Arc::clone(&file);
+            spawn(move || file.1.may_have(NID) || file.0.load(Relaxed) == 1)
+        };
+        file.0.store(1, Relaxed);
+        file.1.uncount(NID);
+        assert!(looker.join().expect(NO_PANIC));
+        assert!(!file.1.may_have(NID), "counted twice");
     });
 }

@@ -221,7 +221,10 @@ impl<C: Content> NodeCache<C> {
                 let state = unsafe { cell.look() }?;
                 look_at(&state)
             }
-            false => read(cell),
+            false => {
+                prefetch::shared(cell);
+                read(cell)
+            }
         }
     }
 

@@ -29,7 +29,7 @@ use super::write::is_inside;
 use crate::content::{AttrChange, FsNode};
 use crate::times::Stamp;
 use crate::{Error, Ino};
-use base::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use base::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use base::clock::Timestamp;
 use base::counted::Counted;
 use base::sync::{Arc, Mutex, ReadGuard, RwLock, WriteGuard, rank};
@@ -444,7 +444,8 @@ impl Files {
         let fill = |meta: &mut Meta| {
             (meta.size, meta.logged_size) = (inode.size, inode.size);
             meta.cutting = inode.seldom.pending_truncate.is_some();
-            // Whoever looks from now on finds the state, and looked at the inode before that.
+            // Whoever looks from now on finds that there is a state, and looked at the inode before that (`present`, invariant 2).
+            fence(Ordering::SeqCst);
             meta.looked = inode.shown();
             // Whatever made the inode what it is belongs to this epoch or to an earlier one.
             meta.changed = self.store.epoch();
@@ -475,6 +476,12 @@ impl Files {
 
     pub(crate) fn may_be_mapped(&self, ino: Ino) -> bool {
         self.table.has_both(ino)
+    }
+
+    /// Whether there may be more to show of a file than its inode has. No lock is taken.
+    #[inline]
+    pub(crate) fn may_be_volatile(&self, ino: Ino) -> bool {
+        self.table.may_have(ino)
     }
 
     /// What `stat` shows in place of the inode's own; `None`: the inode says it all.

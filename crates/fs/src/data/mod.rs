@@ -41,6 +41,7 @@ mod gate;
 mod guards;
 mod meta;
 mod pace;
+mod present;
 mod ranges;
 mod read;
 mod references;

@@ -3,12 +3,15 @@
 //! Neighbouring nids are in one shard, side by side, as programs and write-back use them in their order (`base::map::NearMap`). When a state
 //! leaves is invariant 6 of [`file`](super::file).
 //!
+//! Who only wants to know that a file has no state, as most have none that are looked at, finds that without the lock ([`present`](super::present)).
+//!
 //! Nobody gets a reference to a state but from who has one, or from its entry, under the shard's lock. So who has that lock, and a reference that is the
 //! only one beside the entry's, has the state alone, and takes no lock of it ([`Counted::only_two`]).
 
 use super::Files;
 use super::file::FileState;
 use super::meta::Meta;
+use super::present::Present;
 use super::references::{GROUP, References};
 use crate::Ino;
 use crate::content::FsNode;
@@ -106,10 +109,17 @@ fn glance<R>(
     }
 }
 
+/// A shard, and what is seen of it without its lock.
+#[derive(Debug)]
+struct Part {
+    shard: Latch<Shard>,
+    present: Present,
+}
+
 /// All files in use.
 #[derive(Debug)]
 pub(crate) struct FileTable {
-    shards: Box<[Padded<Latch<Shard>>]>,
+    parts: Box<[Padded<Part>]>,
     /// States in all shards; a rough figure.
     states: Sum,
     /// Programs begin most states, and write-back ends most of those of files that were written.
@@ -119,9 +129,14 @@ pub(crate) struct FileTable {
 impl FileTable {
     /// A table for so many cores.
     pub fn new(cores: usize) -> Self {
-        let shard = |i| Padded(Latch::keyed(rank::FILE_TABLE, i as u64, Shard::default()));
+        let part = |i| {
+            Padded(Part {
+                shard: Latch::keyed(rank::FILE_TABLE, i as u64, Shard::default()),
+                present: Present::default(),
+            })
+        };
         FileTable {
-            shards: (0..shards_for(cores, SHARDS)).map(shard).collect(),
+            parts: (0..shards_for(cores, SHARDS)).map(part).collect(),
             states: Sum::new(cores, STATES_SLACK),
             spares: Spares::default(),
         }
@@ -132,15 +147,41 @@ impl FileTable {
         self.states.about().max(0) as usize
     }
 
-    fn shard(&self, ino: Ino) -> &Latch<Shard> {
+    fn part(&self, ino: Ino) -> &Part {
         // Cores take nids along regions of their own.
-        let number = shard_of(ino.0 / GROUP, REGION_NIDS / GROUP, self.shards.len());
-        &self.shards[number]
+        let number = shard_of(ino.0 / GROUP, REGION_NIDS / GROUP, self.parts.len());
+        &self.parts[number]
+    }
+
+    fn shard(&self, ino: Ino) -> &Latch<Shard> {
+        &self.part(ino).shard
+    }
+
+    /// A state of a nid that had none is in the table; its shard is locked.
+    fn count(&self, ino: Ino) {
+        self.part(ino).present.count(ino.0);
+        self.states.add(lane(), 1);
+    }
+
+    /// The state has left it.
+    fn uncount(&self, ino: Ino) {
+        self.part(ino).present.uncount(ino.0);
+        self.states.add(lane(), -1);
+    }
+
+    /// Whether a file may have a state. Nothing is locked.
+    #[inline]
+    pub(super) fn may_have(&self, ino: Ino) -> bool {
+        self.part(ino).present.may_have(ino.0)
     }
 
     /// The state of a file if it has one.
+    #[inline]
     pub(super) fn peek(&self, ino: Ino) -> Option<Counted<FileState>> {
-        self.shard(ino).lock().entries.get(&ino)?.state.clone()
+        match self.may_have(ino) {
+            true => self.shard(ino).lock().entries.get(&ino)?.state.clone(),
+            false => None,
+        }
     }
 
     /// Whether somebody has the file open for reading and writing.
@@ -181,12 +222,12 @@ impl FileTable {
         let is_new = present.is_none();
         let state = present.unwrap_or_else(|| {
             let mut state = self.spares.make(|| FileState::new(key, node()));
+            if entry.state.is_none() {
+                self.count(key.nid);
+            }
             let alone = Counted::only(&mut state).expect("nobody else knows it yet");
             alone.meta.fill(fill);
             before = entry.state.replace(Counted::twin(&mut state));
-            if before.is_none() {
-                self.states.add(lane(), 1);
-            }
             state
         });
         count_both(&state, usage, |handles| handles + 1);
@@ -234,7 +275,9 @@ impl FileTable {
             match idle {
                 Some(true) => {
                     let gone = place.remove().state;
-                    self.states.add(lane(), -(gone.is_some() as i64));
+                    if gone.is_some() {
+                        self.uncount(ino);
+                    }
                     drop(guard);
                     if let Some(gone) = gone {
                         Counted::absorb(state, gone);
@@ -256,8 +299,9 @@ impl FileTable {
             && entry.state.as_ref().map(Counted::as_ptr) == present.as_ref().map(Counted::as_ptr)
             && idle
         {
-            let gone = place.remove().state;
-            self.states.add(lane(), -(gone.is_some() as i64));
+            if place.remove().state.is_some() {
+                self.uncount(ino);
+            }
         }
         last
     }
@@ -286,7 +330,7 @@ impl FileTable {
         let last = is_last(entry, usage, &shard.lookups, ino);
         if entry.unused() && idle {
             let gone = place.remove().state;
-            self.states.add(lane(), -1);
+            self.uncount(ino);
             drop(guard);
             if let Some(gone) = gone {
                 Counted::absorb(state, gone);
@@ -349,9 +393,9 @@ impl FileTable {
     /// Shows all states there are, one shard's after the other's, so that what is seen of them is at hand. Nothing is locked.
     pub fn each_state(&self, mut look: impl FnMut(&Counted<FileState>)) {
         let mut states = Vec::new();
-        for shard in &self.shards {
+        for part in &self.parts {
             let state = |entry: &Entry| entry.state.clone();
-            states.extend(shard.lock().entries.values().filter_map(state));
+            states.extend(part.shard.lock().entries.values().filter_map(state));
             states.drain(..).for_each(|state| look(&state));
         }
     }
@@ -359,8 +403,8 @@ impl FileTable {
     /// The files that have a state.
     pub fn inos(&self) -> Vec<Ino> {
         let mut all = Vec::new();
-        for shard in &self.shards {
-            let shard = shard.lock();
+        for part in &self.parts {
+            let shard = part.shard.lock();
             let with_state = |(&ino, entry): (&Ino, &Entry)| entry.state.is_some().then_some(ino);
             all.extend(shard.entries.iter().filter_map(with_state));
         }
