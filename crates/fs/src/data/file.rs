@@ -517,9 +517,10 @@ impl Files {
     }
 
     /// The inode was changed by a record of this epoch; fsync must wait for that (R7).
-    /// Called by whoever changes an inode outside this module, before it is unlocked (invariant 5).
+    /// Called by whoever changes an inode outside this module, before it is unlocked (invariant 5). The state of a file that nobody
+    /// uses goes if the change has superseded what was left in it.
     pub(crate) fn changed(&self, ino: Ino, epoch: Epoch) {
-        if let Some(state) = self.table.peek(ino) {
+        if let Some(state) = self.use_active(ino) {
             let mut meta = state.meta.lock();
             meta.changed = meta.changed.max(epoch);
             meta.times_changed();

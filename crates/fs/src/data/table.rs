@@ -236,6 +236,9 @@ impl FileTable {
 
     /// Counts a use of a file that has a state, and returns that.
     pub(super) fn enter_present(&self, ino: Ino) -> Option<Counted<FileState>> {
+        if !self.may_have(ino) {
+            return None;
+        }
         let mut shard = self.shard(ino).lock();
         let entry = shard.entries.get_mut(&ino)?;
         let state = entry.state.clone()?;

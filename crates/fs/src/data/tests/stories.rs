@@ -456,7 +456,7 @@ fn the_last_close_is_noticed_while_write_back_uses_the_file() {
     drop(file);
     drop(used);
     assert_eq!(*gone.0.lock(), [ino]);
-    assert_eq!(m.files.table.len(), 0, "and no state stays");
+    assert!(m.files.table.peek(ino).is_none(), "and no state stays");
 }
 
 /// A file was deleted while write-back had its state in hand, and its nid went to another, which
@@ -473,8 +473,27 @@ fn the_state_of_a_closed_file_goes_when_the_one_before_it_was_used_for_longer() 
     assert_eq!(m.make(), ino, "the nid is used again");
     drop(m.open(ino));
     drop(used);
-    assert_eq!(m.files.table.len(), 0);
     assert!(m.files.table.peek(ino).is_none());
+}
+
+/// What a closed file's state was kept for is superseded by a change of its inode: the state goes with that, not with the next use.
+#[test]
+fn the_state_of_a_closed_file_goes_when_its_time_is_set() {
+    let mut world = World::new(83, 64, 64);
+    world.clock = Clock::manual(1_000_000_000_000_000_000);
+    let m = world.mount();
+    let ino = m.make();
+    let file = m.open(ino);
+    world.clock.advance(Duration::from_secs(1));
+    assert!(m.files.note_read(&file).unwrap());
+    drop(file);
+    let has_state = || m.files.table.peek(ino).is_some();
+    assert!(has_state(), "the time of the read is not logged yet");
+    m.files.changed(ino, m.store.epoch());
+    assert!(has_state(), "and a change of something else leaves it");
+    assert_eq!(m.files.times_set(ino, true, false), None);
+    m.files.changed(ino, m.store.epoch());
+    assert!(!has_state() && !m.files.may_be_volatile(ino));
 }
 
 /// Who looks after a write took its time, and before its bytes are there, must not find the new content under that time.
