@@ -83,6 +83,39 @@ impl AddAssign for Charge {
     }
 }
 
+/// What a dirty node was charged for, in one word: changing both takes one locked instruction. Either may be less than nothing for a while.
+#[derive(Debug, Default)]
+pub(crate) struct Charged(AtomicI64);
+
+impl Charged {
+    pub fn add(&self, more: Charge) {
+        self.0.fetch_add(packed(more), Ordering::Relaxed);
+    }
+
+    /// Returns what was charged before.
+    pub fn replace(&self, now: Charge) -> Charge {
+        unpacked(self.0.swap(packed(now), Ordering::Relaxed))
+    }
+
+    /// Of a node that nobody else knows.
+    pub fn set(&self, now: Charge) {
+        self.0.store(packed(now), Ordering::Relaxed);
+    }
+}
+
+/// Sums of packed charges are those of the charges.
+fn packed(charge: Charge) -> i64 {
+    (charge.memory << 32).wrapping_add(charge.image)
+}
+
+fn unpacked(word: i64) -> Charge {
+    let image = i64::from(word as i32);
+    Charge {
+        memory: word.wrapping_sub(image) >> 32,
+        image,
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct DirtyNodes<C> {
     pub lists: Vec<Padded<Latch<Vec<Dirty<C>>>>>,

@@ -17,7 +17,7 @@ pub(crate) use cache::NodeCache;
 pub(crate) use map::NidMap;
 
 use crate::content::Content;
-use crate::dirty::Charge;
+use crate::dirty::{Charge, Charged};
 use crate::error::Error;
 use crate::space_map::SpaceMap;
 use base::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -39,8 +39,7 @@ pub(crate) struct CellHeader {
     /// Bytes of its image, as charged.
     image: AtomicU32,
     /// Charged to the store while dirty.
-    dirty_memory: AtomicU32,
-    dirty_image: AtomicU32,
+    charged: Charged,
     /// Bytes of changes since the charge was brought up to date.
     uncharged: AtomicU32,
     pub nid: Nid,
@@ -111,10 +110,7 @@ impl CellHeader {
     /// What becoming dirty charges, if it is the first time and nobody else can find the cell.
     pub fn first_charge(&self) -> Charge {
         let charge = self.full_charge();
-        self.dirty_memory
-            .store(charge.memory as u32, Ordering::Relaxed);
-        self.dirty_image
-            .store(charge.image as u32, Ordering::Relaxed);
+        self.charged.set(charge);
         charge
     }
 
@@ -122,10 +118,10 @@ impl CellHeader {
     pub fn dirty_charge(&self) -> Charge {
         let charge = self.full_charge();
         // Who marks a node without its lock may find that it grew meanwhile.
-        let charged = |of: &AtomicU32, now: i64| of.swap(now as u32, Ordering::Relaxed) as i32;
+        let before = self.charged.replace(charge);
         Charge {
-            memory: charge.memory - i64::from(charged(&self.dirty_memory, charge.memory)),
-            image: charge.image - i64::from(charged(&self.dirty_image, charge.image)),
+            memory: charge.memory - before.memory,
+            image: charge.image - before.image,
         }
     }
 
@@ -150,10 +146,7 @@ impl CellHeader {
     pub fn dirty_grew(&self, by: Charge) -> bool {
         let dirty = self.dirty.load(Ordering::Acquire);
         if dirty {
-            // Wraps as a subtraction does.
-            let (memory, image) = (by.memory as u32, by.image as u32);
-            self.dirty_memory.fetch_add(memory, Ordering::Relaxed);
-            self.dirty_image.fetch_add(image, Ordering::Relaxed);
+            self.charged.add(by);
         }
         dirty
     }
@@ -161,10 +154,7 @@ impl CellHeader {
     /// What becoming clean gives back. Less than nothing when the node shrank while it was marked without its lock: then
     /// the first charge had the new size already, and the shrinking was charged besides.
     pub fn dirty_refund(&self) -> Charge {
-        Charge {
-            memory: i64::from(self.dirty_memory.swap(0, Ordering::Relaxed) as i32),
-            image: i64::from(self.dirty_image.swap(0, Ordering::Relaxed) as i32),
-        }
+        self.charged.replace(Charge::default())
     }
 }
 
@@ -313,8 +303,7 @@ pub(crate) fn new_cell<C: Content>(nid: Nid, version: u64, body: Body<C>) -> Arc
         seekers: AtomicU32::new(Seekers::alone(lane()).pack()),
         bytes: AtomicU32::new((cell_overhead::<C>() + body.memory()) as u32),
         image: AtomicU32::new(body.image() as u32),
-        dirty_memory: AtomicU32::new(0),
-        dirty_image: AtomicU32::new(0),
+        charged: Charged::default(),
         uncharged: AtomicU32::new(0),
         merges: AtomicBool::new(body.merges()),
     };

@@ -289,11 +289,11 @@ impl<'s, C: Content> Op<'s, C> {
         }
     }
 
-    /// [`lock`](Self::lock) for who needs the reference no more.
-    pub fn lock_given(&mut self, node: Node<C>) -> Result<Slot, Error> {
+    /// The same for who needs the reference no more.
+    pub fn lock_given(&mut self, node: Node<C>, mode: Mode) -> Result<Slot, Error> {
         match self.slot_of(node.nid()) {
             Some(slot) => Ok(slot),
-            None => self.lock_new(node, Mode::Exclusive),
+            None => self.lock_new(node, mode),
         }
     }
 
@@ -340,19 +340,39 @@ impl<'s, C: Content> Op<'s, C> {
     /// Locks inodes exclusively in nid order, whatever order they are given in; slots come in the
     /// given one.
     pub fn lock_sorted(&mut self, nodes: &[&Node<C>]) -> Result<Slots, Error> {
-        self.lock_each(nodes.len(), |i| (nodes[i], Mode::Exclusive))
+        let nid = |i: usize| (nodes[i].nid(), Mode::Exclusive);
+        self.lock_each(nodes.len(), nid, |op, i| op.lock(nodes[i]))
     }
 
     /// [`Op::lock_sorted`] with the mode of each; a node that is given twice is locked exclusively
     /// if one of the two asks for that.
     pub fn lock_sorted_as(&mut self, nodes: &[(&Node<C>, Mode)]) -> Result<Slots, Error> {
-        self.lock_each(nodes.len(), |i| nodes[i])
+        let nid = |i: usize| (nodes[i].0.nid(), nodes[i].1);
+        self.lock_each(nodes.len(), nid, |op, i| op.lock_as(nodes[i].0, nodes[i].1))
     }
 
-    fn lock_each<'n>(
+    /// The same for who needs the references no more.
+    pub fn lock_sorted_given<const N: usize>(
+        &mut self,
+        nodes: [(Node<C>, Mode); N],
+    ) -> Result<Slots, Error> {
+        let places: [(Nid, Mode); N] = std::array::from_fn(|i| (nodes[i].0.nid(), nodes[i].1));
+        let mut nodes = nodes.map(|(node, _)| Some(node));
+        self.lock_each(
+            N,
+            |i| places[i],
+            |op, i| {
+                let node = nodes[i].take().expect("each is locked once");
+                op.lock_given(node, places[i].1)
+            },
+        )
+    }
+
+    fn lock_each(
         &mut self,
         count: usize,
-        node: impl Fn(usize) -> (&'n Node<C>, Mode),
+        place: impl Fn(usize) -> (Nid, Mode),
+        mut lock: impl FnMut(&mut Self, usize) -> Result<Slot, Error>,
     ) -> Result<Slots, Error> {
         let mut slots = Slots::new(count);
         let (mut few, mut many) = ([0; FEW], Vec::new());
@@ -365,12 +385,11 @@ impl<'s, C: Content> Op<'s, C> {
         };
         order.iter_mut().enumerate().for_each(|(i, at)| *at = i);
         order.sort_unstable_by_key(|&i| {
-            let (node, mode) = node(i);
-            (node.nid(), mode == Mode::Merging, i)
+            let (nid, mode) = place(i);
+            (nid, mode == Mode::Merging, i)
         });
         for &i in &*order {
-            let (node, mode) = node(i);
-            slots.as_mut()[i] = self.lock_as(node, mode)?;
+            slots.as_mut()[i] = lock(self, i)?;
         }
         Ok(slots)
     }

@@ -120,6 +120,16 @@ pub(crate) enum DirNode<'d> {
     Held(&'d Node<FsNode>),
 }
 
+impl DirNode<'_> {
+    /// For who locks it last.
+    pub(crate) fn given(self) -> Node<FsNode> {
+        match self {
+            DirNode::Found(node) => node,
+            DirNode::Held(node) => node.clone(),
+        }
+    }
+}
+
 impl Deref for DirNode<'_> {
     type Target = Node<FsNode>;
 
@@ -297,9 +307,6 @@ impl FileSystem {
     /// The inode of the directory that a call is about, locked shared.
     #[inline]
     pub(crate) fn dir_inode(&self, at: At<'_>) -> Result<NodeRead<FsNode>, Error> {
-        match self.dir_node(at)? {
-            DirNode::Found(node) => dir_of(node.into_read()?),
-            DirNode::Held(node) => dir_of(node.clone().into_read()?),
-        }
+        dir_of(self.dir_node(at)?.given().into_read()?)
     }
 }

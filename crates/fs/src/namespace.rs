@@ -324,7 +324,7 @@ impl FileSystem {
         }
         let mut op = self.store.begin(Need::Grow)?;
         once_told();
-        let dir = op.lock_as(&dir_node, mode)?;
+        let dir = op.lock_given(dir_node.given(), mode)?;
         let parent_inode = live_dir(op.peek(dir).inode()?)?;
         let default = self.default_of(parent_inode, draft)?;
         let spot = dir::place(&mut op, dir, name, ahead)?;
@@ -587,25 +587,18 @@ impl FileSystem {
                 Err(engine::Error::Gone(_)) => continue,
                 Err(error) => return Err(error.into()),
             };
-            match victim_node.read() {
-                Ok(node) => {
-                    let inode = node.inode()?;
-                    let last = directory || inode.nlink <= 1;
-                    orphanage |= last && self.needs_orphanage(found.nid, inode);
-                }
-                Err(engine::Error::Gone(_)) => continue,
-                Err(error) => return Err(error.into()),
-            }
+            // Whether it has much to free is seen when it is locked: most have not.
+            orphanage |= self.files.is_active(found.nid, found.generation);
             let mut orphans = None;
             if orphanage {
                 op = None;
                 orphans = Some(self.orphan_node(found.nid)?);
             }
             let mut op = op.unwrap_or_else(|| self.store.begin(Need::Reclaim))?;
-            let (victim, dir) = ((&victim_node, Mode::Exclusive), (&*dir_node, mode));
-            let locked = match &orphans {
-                Some(orphans) => op.lock_sorted_as(&[dir, victim, (orphans, Mode::Exclusive)]),
-                None => op.lock_sorted_as(&[dir, victim]),
+            let (victim, dir) = ((victim_node, Mode::Exclusive), (dir_node.given(), mode));
+            let locked = match orphans {
+                Some(orphans) => op.lock_sorted_given([dir, victim, (orphans, Mode::Exclusive)]),
+                None => op.lock_sorted_given([dir, victim]),
             };
             let slots = match locked {
                 Ok(slots) => slots,

@@ -21,7 +21,7 @@ use crate::content::entry::child_for;
 use crate::content::{Child, Delta, FsNode, Inode, Root, TreeId, inode::ROOT_MAX};
 use base::canary::{Canary, planted};
 use base::tight::limit;
-use engine::{Node, NodeRead, NodeRef, Op, Slot, Store};
+use engine::{Mode, Node, NodeRead, NodeRef, Op, Slot, Store};
 use format::{Damage, Nid};
 
 /// Children of an index node.
@@ -62,7 +62,7 @@ pub struct Leaf {
 impl Leaf {
     fn lock(self, op: &mut Op<'_, FsNode>) -> Result<Slot, Error> {
         let nid = self.node.nid();
-        op.lock_given(self.node)
+        op.lock_given(self.node, Mode::Exclusive)
             .map_err(|error| owned_error(nid, error))
     }
 }

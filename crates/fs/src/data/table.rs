@@ -25,7 +25,7 @@ use engine::Node;
 use engine::cache::{FileKey, PageCache};
 use engine::sum::{Padded, Sum};
 use format::table::REGION_NIDS;
-use std::collections::hash_map::Entry as Place;
+use std::collections::hash_map::{Entry as Place, OccupiedEntry};
 
 /// Shards of the table for each of a few cores.
 const SHARDS: usize = 16;
@@ -163,10 +163,13 @@ impl FileTable {
         self.states.add(lane(), 1);
     }
 
-    /// The state has left it.
-    fn uncount(&self, ino: Ino) {
+    /// The entry of a file that nobody uses goes, and its state if it has one; its shard is locked.
+    fn take_out(&self, entry: OccupiedEntry<'_, Ino, Entry>) -> Option<Counted<FileState>> {
+        let ino = *entry.key();
+        let state = entry.remove().state?;
         self.part(ino).present.uncount(ino.0);
         self.states.add(lane(), -1);
+        Some(state)
     }
 
     /// Whether a file may have a state. Nothing is locked.
@@ -277,10 +280,7 @@ impl FileTable {
             };
             match idle {
                 Some(true) => {
-                    let gone = place.remove().state;
-                    if gone.is_some() {
-                        self.uncount(ino);
-                    }
+                    let gone = self.take_out(place);
                     drop(guard);
                     if let Some(gone) = gone {
                         Counted::absorb(state, gone);
@@ -302,9 +302,7 @@ impl FileTable {
             && entry.state.as_ref().map(Counted::as_ptr) == present.as_ref().map(Counted::as_ptr)
             && idle
         {
-            if place.remove().state.is_some() {
-                self.uncount(ino);
-            }
+            self.take_out(place);
         }
         last
     }
@@ -332,8 +330,7 @@ impl FileTable {
         count_both(state, usage, |handles| handles.saturating_sub(1));
         let last = is_last(entry, usage, &shard.lookups, ino);
         if entry.unused() && idle {
-            let gone = place.remove().state;
-            self.uncount(ino);
+            let gone = self.take_out(place);
             drop(guard);
             if let Some(gone) = gone {
                 Counted::absorb(state, gone);
