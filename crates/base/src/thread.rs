@@ -6,7 +6,7 @@ use crate::sync::{Condvar, Mutex, MutexGuard, rank};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::Builder;
 
 pub use growing::{GrowingPool, Line, Needs};
@@ -296,27 +296,60 @@ where
     })
 }
 
-/// Runs `worker(i)` for `i` in `0..workers` at once and returns the results in order.
-/// With one worker the caller's own thread does the work.
+/// [`try_parallel`] for who cannot do without the threads.
+///
+/// # Panics
+/// Without any of them; or as a worker does.
 pub fn parallel<T: Send>(workers: usize, worker: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    try_parallel(workers, worker).unwrap_or_else(|error| panic!("cannot start a thread: {error}"))
+}
+
+/// Runs `worker(i)` for `i` in `0..workers` at once and returns the results in order.
+/// With one worker the caller's own thread does the work. They may wait for each other: none begins before all threads are there.
+///
+/// # Errors
+/// A thread cannot be started; then no worker has run.
+///
+/// # Panics
+/// As a worker does.
+pub fn try_parallel<T: Send>(
+    workers: usize,
+    worker: impl Fn(usize) -> T + Sync,
+) -> std::io::Result<Vec<T>> {
+    parallel_on(|_| STACK, workers, worker)
+}
+
+fn parallel_on<T: Send>(
+    stack: impl Fn(usize) -> usize,
+    workers: usize,
+    worker: impl Fn(usize) -> T + Sync,
+) -> std::io::Result<Vec<T>> {
     if workers <= 1 {
-        return vec![worker(0)];
+        return Ok(vec![worker(0)]);
     }
-    let worker = &worker;
+    // Under the scheduler threads are started in any case, and wait by it alone.
+    let all_there = OnceLock::new();
+    let begins = || is_scheduled() || *all_there.wait();
+    let (worker, begins) = (&worker, &begins);
     std::thread::scope(|scope| {
         let start = |i| {
             let heir = Heir::of_caller("parallel");
             #[cfg(feature = "simulate")]
             let task = heir.task();
-            let thread = Builder::new().stack_size(STACK);
-            let started = thread.spawn_scoped(scope, move || heir.live(|| worker(i)));
-            let handle = started.unwrap_or_else(|error| panic!("cannot start a thread: {error}"));
+            let thread = Builder::new().stack_size(stack(i));
+            let body = move || heir.live(|| begins().then(|| worker(i)));
+            let handle = thread.spawn_scoped(scope, body)?;
             #[cfg(feature = "simulate")]
-            return (task, handle);
+            return std::io::Result::Ok((task, handle));
             #[cfg(not(feature = "simulate"))]
-            handle
+            std::io::Result::Ok(handle)
         };
-        let handles: Vec<_> = (0..workers).map(start).collect();
+        let mut handles = Vec::with_capacity(workers);
+        let started = (0..workers).try_for_each(|i| {
+            handles.push(start(i)?);
+            Ok(())
+        });
+        let _ = all_there.set(started.is_ok());
         // Under the scheduler the caller keeps its turn while it waits for a thread's real
         // end: first all of them must be done.
         #[cfg(feature = "simulate")]
@@ -325,13 +358,13 @@ pub fn parallel<T: Send>(workers: usize, worker: impl Fn(usize) -> T + Sync) -> 
             tasks.for_each(crate::sched::join);
             handles.into_iter().map(|(_, handle)| handle)
         };
-        let end = |handle: std::thread::ScopedJoinHandle<'_, T>| {
+        let end = |handle: std::thread::ScopedJoinHandle<'_, Option<T>>| {
             handle
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
-        let handles = handles.into_iter();
-        handles.map(end).collect()
+        let ended = handles.into_iter().filter_map(end).collect();
+        started.map(|()| ended)
     })
 }
 
@@ -682,6 +715,20 @@ mod tests {
         });
         pinned.unwrap().join().unwrap();
         assert_eq!(allowed_cpus(), cpus);
+    }
+
+    /// Those that were there waited for the others, and the caller for them.
+    #[test]
+    fn threads_of_which_one_cannot_be_started_do_nothing() {
+        let stack = |i| [STACK, STACK, 1 << 62, STACK][i];
+        let failed = parallel_on(stack, 4, |i| panic!("worker {i} runs"));
+        assert!(failed.is_err_and(|error: std::io::Error| error.raw_os_error().is_some()));
+        let meeting = std::sync::Barrier::new(4);
+        let met = try_parallel(4, |i| {
+            meeting.wait();
+            i
+        });
+        assert_eq!(met.unwrap(), [0, 1, 2, 3]);
     }
 
     /// A small number there had each of them end the process at its first deep call.

@@ -42,6 +42,13 @@ pub enum Error {
 }
 
 impl Error {
+    /// The threads of a load cannot be started.
+    pub fn threads(error: io::Error) -> Error {
+        Error::Unable(format!(
+            "cannot start a thread: {error}: want fewer (--threads), or raise the limit of memory or processes (ulimit -v, -u)"
+        ))
+    }
+
     pub fn io(what: &Path, source: io::Error) -> Error {
         Error::Io {
             what: what.display().to_string(),

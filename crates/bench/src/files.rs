@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use base::clock::Clock;
-use base::thread::parallel;
+use base::thread::try_parallel;
 use serde_json::{Map, Value};
 
 use crate::contract::{Report, Row, Spread};
@@ -187,7 +187,7 @@ fn in_folders(
     body: impl Fn(&Path) -> io::Result<u64> + Sync,
 ) -> Result<(), Error> {
     let (threads, folders) = (options.threads, options.folders());
-    let results = parallel(threads, |thread| {
+    let results = try_parallel(threads, |thread| {
         for folder in (thread as u64..folders).step_by(threads) {
             interrupt::check()?;
             let dir = mnt.join(format!("{folder:06}"));
@@ -199,7 +199,7 @@ fn in_folders(
         }
         Ok(())
     });
-    results.into_iter().collect()
+    results.map_err(Error::threads)?.into_iter().collect()
 }
 
 fn names(dir: &Path) -> impl Iterator<Item = PathBuf> {

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use base::clock::Clock;
-use base::thread::parallel;
+use base::thread::try_parallel;
 use engine::RecoveryPhases;
 use fs::FsOptions;
 use serde_json::{Map, Value};
@@ -177,7 +177,7 @@ fn fill(options: &Options, side: &InProcess) -> Result<Vec<String>, Error> {
     let until = side.logged_bytes() + options.journal;
     let (folders, stop) = (AtomicU64::new(0), Stop::default());
     let most = (options.files / FILES_PER_FOLDER / options.threads as u64).max(1) as usize;
-    let results = parallel(options.threads, |_| {
+    let results = try_parallel(options.threads, |_| {
         let mut own: VecDeque<(String, _)> = VecDeque::new();
         let mut last = String::new();
         for made in 0.. {
@@ -207,7 +207,7 @@ fn fill(options: &Options, side: &InProcess) -> Result<Vec<String>, Error> {
         }
         Ok(last)
     });
-    results.into_iter().collect()
+    results.map_err(Error::threads)?.into_iter().collect()
 }
 
 fn row(options: &Options, outcomes: &[Outcome]) -> Row {

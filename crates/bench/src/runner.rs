@@ -244,13 +244,13 @@ pub fn measure(window: &Window, load: &dyn Load, meter: &Meter) -> Result<Measur
         changed: Condvar::new(),
         clock: Clock::real(),
     };
-    let results = base::thread::parallel(window.threads + 1, |i| match i {
+    let results = base::thread::try_parallel(window.threads + 1, |i| match i {
         0 => gate
             .conduct(window, load)
             .map(|whole| Part::Conductor(Box::new(whole))),
         i => gate.perform(window, load, i - 1).map(Part::Thread),
     });
-    gather(results, window.threads)
+    gather(results.map_err(Error::threads)?, window.threads)
 }
 
 /// What a window that filled its file system ends with.

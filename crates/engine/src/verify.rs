@@ -283,13 +283,17 @@ impl<C: Content, V: Visitor<C>> Sweep<'_, C, V> {
         let regions = self.store.table.regions_on_devices();
         let next = AtomicUsize::new(0);
         let workers = self.store.options.workers.clamp(1, regions.len().max(1));
-        base::thread::parallel(workers, |_| {
+        let work = |_| {
             let mut buf = AlignedBuf::zeroed((RUN_MAX as usize) + 2 * ITEM_MAX);
             while let Some((index, pointer)) = regions.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let images = self.region(*index, *pointer);
                 self.images(images, &mut buf);
             }
-        });
+        };
+        if base::thread::try_parallel(workers, work).is_err() {
+            // Where no more threads can be started one does it all.
+            work(0);
+        }
         if let Some(audit) = self.audit {
             for (nid, damage) in &self.store.unreplayed {
                 let what = format!("the journal cannot be replayed on it: {damage}");

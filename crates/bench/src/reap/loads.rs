@@ -48,7 +48,7 @@ pub(super) fn mix(options: &Options, progress: &dyn Fn(&str)) -> Result<Findings
 
 fn mixed(device: &LatencyDevice, options: &Options, seed: u64) -> Result<Window, Error> {
     let over = AtomicBool::new(false);
-    let mut sides = base::thread::parallel(2, |thread| match thread {
+    let sides = base::thread::try_parallel(2, |thread| match thread {
         0 => {
             let window = reader(device, options, seed);
             over.store(true, Ordering::Relaxed);
@@ -56,11 +56,9 @@ fn mixed(device: &LatencyDevice, options: &Options, seed: u64) -> Result<Window,
         }
         _ => writer(device, &over),
     });
-    let (writer, reader) = (sides.pop(), sides.pop());
-    let (Some(writer), Some(reader)) = (writer, reader) else {
-        return Err(Error::Unable("a side did not run".to_owned()));
-    };
-    let (mut reader, writer) = (reader?, writer?);
+    let mut sides = sides.map_err(Error::threads)?.into_iter();
+    let mut next = || sides.next().expect("each thread has an outcome");
+    let (mut reader, writer) = (next()?, next()?);
     reader.cpu += writer.cpu;
     Ok(reader)
 }
