@@ -13,7 +13,8 @@
 //!    What [`PASSING`] operations in a row touch, and no others but jobs, stands for something else each time these are
 //!    replayed: other files are made or removed then, which no job has seen lately. So nobody has it then ([`Step::Anew`]).
 //! 3. The time between two steps is what passed, less what storing an event takes, less what a
-//!    device took. A pause of [`INTERRUPTION_NS`] in an operation is the machine's doing: it
+//!    device took. Where less passed than that, what is missing is taken from the time that follows: what storing takes is a mean,
+//!    and all events of an operation together took so many times as much. A pause of [`INTERRUPTION_NS`] in an operation is the machine's doing: it
 //!    counts as much as what usually passes there. A piece of a job, from one mark to the next, took no more than its
 //!    thread's processor time, without what of that went to devices which are files in memory: so what a part of a job
 //!    lost to other processes stands in no part.
@@ -30,7 +31,7 @@ use super::names::Site;
 /// one after the other share lines.
 const PASSING: usize = 8;
 /// Longer than an operation takes between two events, and no longer than a time slice.
-const INTERRUPTION_NS: f64 = 20_000.0;
+pub const INTERRUPTION_NS: f64 = 20_000.0;
 const LINE_BYTES: usize = 64;
 
 /// What a thread does next. Numbers of lines and locks are those of [`Trace`].
@@ -107,6 +108,19 @@ pub struct Trace {
     pub locks: Vec<Named>,
     /// Pauses that were not counted.
     pub interruptions: u64,
+    /// What recording cost, as far as that was measured.
+    pub recording: Recording,
+}
+
+/// The same operations with the recorder on and off, in nanoseconds: what it costs to record.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Recording {
+    /// An operation with the recorder off, and on.
+    pub plain_ns: f64,
+    pub recorded_ns: f64,
+    /// Events of an operation, and what storing one of them takes.
+    pub events: f64,
+    pub event_ns: f64,
 }
 
 impl Trace {
@@ -150,12 +164,13 @@ pub struct Span {
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
     pub ns_per_tick: f64,
-    /// What storing an event takes.
+    /// What storing an event takes, among what is recorded.
     pub event_ns: f64,
 }
 
 /// A step with a line or a lock that may turn out private.
 enum Raw {
+    /// Less than nothing where storing the event took less time than it usually does.
     Compute(f64),
     Touch {
         line: u32,
@@ -425,7 +440,7 @@ fn raw_steps(
             *interruptions += 1;
             passed = usual.get(&site).copied().unwrap_or(0.0);
         }
-        let compute = (passed - scale.event_ns).max(0.0);
+        let compute = passed - scale.event_ns;
         match &mut waiting {
             Some((_, ns)) => *ns += compute,
             None => raw.push(Raw::Compute(compute)),
@@ -503,7 +518,7 @@ fn raw_steps(
     }
     let rest = (span.end - last) as f64 * scale.ns_per_tick;
     if !operation || rest < INTERRUPTION_NS {
-        raw.push(Raw::Compute((rest - scale.event_ns).max(0.0)));
+        raw.push(Raw::Compute(rest - scale.event_ns));
     }
     raw
 }
@@ -650,8 +665,9 @@ fn lower(raw: &[Raw], numbers: &Numbers<'_>) -> Vec<Step> {
 }
 
 fn flush(steps: &mut Vec<Step>, compute: &mut f64) {
-    let time = picoseconds(std::mem::take(compute));
+    let time = picoseconds(*compute);
     if time > 0 {
+        *compute = 0.0;
         steps.push(Step::Compute(time));
     }
 }

@@ -293,3 +293,25 @@ fn what_was_not_the_processors_is_taken_from_the_longest_pauses() {
     assert_eq!(shrunk(&[5.0, 9.0], 14.0), [5.0, 9.0]);
     assert_eq!(shrunk(&[5.0, 9.0], 0.0), [0.0, 0.0]);
 }
+
+#[test]
+fn what_storing_took_beyond_a_pause_is_taken_from_the_next_one() {
+    use Kind::*;
+    let scale = Scale {
+        ns_per_tick: 1.0,
+        event_ns: 15.0,
+    };
+    // Pauses of 10, 5, 70, 5 and 10.
+    let of = |thread| {
+        let events = [10, 15, 85, 90].map(|at| event(at, Write, 0x1000, "common"));
+        span(Owner::Thread(thread), events.to_vec())
+    };
+    let trace = steps(&[of(0), of(1)], 2, &[2], scale);
+    let compute = |step: &Step| match step {
+        Step::Compute(time) => *time,
+        _ => 0,
+    };
+    let times: Vec<Time> = trace.threads[0][0].iter().map(compute).collect();
+    // Cut off at nothing each time they were 55, of 100 that passed, and five times 15.
+    assert_eq!(times, [0, 0, 40_000, 0, 0]);
+}
