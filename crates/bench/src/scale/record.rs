@@ -35,8 +35,10 @@ pub struct Plan {
     pub threads: usize,
     /// That threads take turns on: no more than these.
     pub cpus: usize,
-    /// Of each thread, recorded between two commits: a multiple of eight. A quarter as many are timed.
+    /// Of each thread, recorded in a turn: a multiple of eight. A quarter as many are timed.
     pub operations: u64,
+    /// Turns of each thread between two commits.
+    pub turns: u64,
     /// Further ones of each thread between two commits.
     pub rest: u64,
     /// Commits of a checkpoint.
@@ -54,6 +56,10 @@ pub struct Plan {
 /// ten times as often.
 const LEFT: u64 = 50;
 
+/// Operations that are recorded in a turn, at most: what the recorder stores pushes what the operations use out of caches, and those
+/// that are timed feel that, too.
+const LONG_TURN: u64 = 2_000;
+
 impl Plan {
     /// Operations of a thread, recorded or not.
     pub fn share(&self) -> u64 {
@@ -63,24 +69,28 @@ impl Plan {
 
     /// Of each thread between two commits.
     pub fn each(&self) -> u64 {
-        self.rest + self.turns()
+        self.rest + self.turns * (self.round() + self.operations / 4 * 5)
     }
 
-    /// Of those the ones in turns, a round before each.
-    fn turns(&self) -> u64 {
-        self.threads as u64 + WARM_UP + self.operations / 4 * 5
+    /// Operations of a thread in each turn, of all of them, that are neither recorded nor timed.
+    fn round(&self) -> u64 {
+        self.threads as u64 + WARM_UP
     }
 
     /// With so many operations of each thread between two commits, if that are enough for those that are recorded and timed; these are
     /// no more than `most`.
     pub fn spread(self, each: u64, most: u64) -> Plan {
-        let free = each.saturating_sub(self.threads as u64 + WARM_UP);
+        let turns = (each / 5 * 4).min(most).div_ceil(LONG_TURN).max(1);
+        let free = (each / turns).saturating_sub(self.round());
+        let longest = LONG_TURN.min(most / turns);
         let plan = Plan {
-            operations: ((free / 10).min(most / 8) * 8).max(self.operations),
+            operations: ((free / 10).min(longest / 8) * 8).max(self.operations),
+            turns,
+            rest: 0,
             ..self
         };
         Plan {
-            rest: each.saturating_sub(plan.turns()),
+            rest: each.saturating_sub(plan.each()),
             ..plan
         }
     }
@@ -349,9 +359,11 @@ pub fn sheaf(
         for _ in 0..plan.rest {
             round(plan, &mut operations)?;
         }
-        for thread in 0..plan.threads {
+        for number in 0..plan.turns * plan.threads as u64 {
+            let thread = number as usize % plan.threads;
             round(plan, &mut operations)?;
-            let recorder_first = (pass + thread as u64) % 2 == 1;
+            let turn_of_it = number / plan.threads as u64;
+            let recorder_first = (pass + turn_of_it + thread as u64) % 2 == 1;
             let operation = &mut operations[thread];
             turn(plan, thread, recorder_first, operation, &mut recorded)?;
         }
@@ -494,6 +506,7 @@ mod tests {
             threads: 4,
             cpus: 4,
             operations: 80,
+            turns: 1,
             rest: 0,
             passes: 1,
             before: 0,
@@ -505,6 +518,9 @@ mod tests {
         assert_eq!((wide.operations, wide.each()), (200, 1000));
         let narrow = plan.spread(1000, 10_000);
         assert_eq!((narrow.operations, narrow.each()), (784, 1000));
+        let long = plan.spread(10_000, 10_000);
+        assert_eq!((long.turns, long.each()), (4, 10_000));
+        assert!(long.operations > LONG_TURN * 9 / 10);
         assert_eq!(plan.spread(10, 10_000).each(), plan.each());
     }
 }
