@@ -28,6 +28,8 @@ use crate::{Error, interrupt};
 const WARM_UP: u64 = 16;
 /// Events of one operation that there is room for.
 const EVENTS_EXPECTED: usize = 300;
+/// Of the store with one lock, of which an unlink looks at each row of a table.
+const EVENTS_EXPECTED_BAD: usize = 1_100;
 
 /// What to record.
 #[derive(Clone, Copy, Debug)]
@@ -447,6 +449,7 @@ pub fn global_lock(bad: Bad, plan: &Plan, ns_per_tick: f64) -> Result<Trace, Err
     for (thread, operation) in operations.iter_mut().enumerate() {
         interrupt::check()?;
         repeat(operation, plan.before)?;
+        trace::reserve(plan.operations as usize * EVENTS_EXPECTED_BAD);
         turn(plan, thread, thread % 2 == 1, operation, &mut recorded)?;
     }
     let count = plan.threads as u64 * plan.operations;
