@@ -166,6 +166,8 @@ pub struct Background {
     pub checkpoints: u64,
     /// Of the batches, with their headers and padding.
     pub logged_bytes: u64,
+    /// For how long operations were slowed down, or waited, because of a checkpoint: the sum.
+    pub waited_ns: u64,
 }
 
 impl Background {
@@ -175,6 +177,7 @@ impl Background {
             sync_commits: self.sync_commits - then.sync_commits,
             checkpoints: self.checkpoints - then.checkpoints,
             logged_bytes: self.logged_bytes - then.logged_bytes,
+            waited_ns: self.waited_ns - then.waited_ns,
         }
     }
 

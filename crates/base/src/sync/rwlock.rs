@@ -288,11 +288,13 @@ impl<T, H: Keyed> RwLock<T, H> {
         }
         // What was written under the last exclusive hold was before it was seen to be over.
         fence(Ordering::Acquire);
-        let lock = address(&self.inner);
+        let held = Held::record(self.rank, self.key(), address(&self.inner), Mode::Entered);
+        #[cfg(feature = "trace")]
+        crate::trace::tried();
         Some(Look {
             // SAFETY: whoever takes the lock exclusively from now on waits for the lock that the caller holds.
             value: unsafe { &*self.inner.data_ptr() },
-            _held: Held::record(self.rank, self.key(), lock, Mode::Entered),
+            _held: held,
         })
     }
 

@@ -212,6 +212,20 @@ mod tests {
         assert!(events[16].name.ends_with("hooks.rs") && events[16].line > 0);
     }
 
+    /// It was recorded like a lock that is waited for. Under the lock that goes with looks, replays of that could wait for each other.
+    #[test]
+    fn who_looks_without_a_lock_would_not_have_waited_for_it() {
+        let lock = RwLock::new(rank::INODE, 1);
+        drop(lock.read());
+        start(100);
+        // SAFETY: nobody else knows of the lock.
+        let looked = unsafe { lock.look() }.is_some_and(|look| *look == 1);
+        let events = stop();
+        assert!(looked);
+        use Kind::*;
+        assert!(kinds(&events).ends_with(&[LockEntered, Tried, Unlock]));
+    }
+
     #[test]
     fn counts_lie_where_the_library_puts_them() {
         #[repr(align(128))]

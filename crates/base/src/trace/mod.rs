@@ -17,7 +17,7 @@ mod recorder;
 pub(crate) use hooks::{ahead, atomic, born, born_at, counted, locked, tried, unlocked};
 #[cfg(feature = "trace")]
 pub use hooks::{device, joined, mark, processor, shared, unshared};
-pub use recorder::{Event, Kind, cpu, record, set_cpu, start, stop, ticks};
+pub use recorder::{Event, Kind, cpu, pause, record, reserve, set_cpu, start, stop, ticks};
 
 /// In this build there is something to record.
 pub const AVAILABLE: bool = cfg!(feature = "trace");

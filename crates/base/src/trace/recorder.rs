@@ -1,6 +1,6 @@
 //! The recorder of one thread.
 //!
-//! 1. Nothing is recorded on a thread between `stop` and the next `start`.
+//! 1. Nothing is recorded on a thread between `stop`, or `pause`, and the next `start`.
 //! 2. An event's time is taken when what it tells of is done, and before the event is stored: the
 //!    time from one event to the next holds the storing of one event, which a caller can measure.
 //! 3. Recording allocates only when more than the announced number of events come.
@@ -80,6 +80,12 @@ pub fn ticks() -> u64 {
 
 /// Records what this thread does from now on; room for `expected` events is taken at once.
 pub fn start(expected: usize) {
+    reserve(expected);
+    ON.set(true);
+}
+
+/// Takes room for so many events, if there is not as much.
+pub fn reserve(expected: usize) {
     EVENTS.with_borrow_mut(|events| {
         let missing = expected.saturating_sub(events.capacity() - events.len());
         if missing > 0 {
@@ -96,7 +102,11 @@ pub fn start(expected: usize) {
             events.truncate(len);
         }
     });
-    ON.set(true);
+}
+
+/// Records nothing until the next [`start`], which goes on with what there is.
+pub fn pause() {
+    ON.set(false);
 }
 
 /// Ends recording and returns the events since the last `stop`.

@@ -1,4 +1,4 @@
-//! What the model takes the machine's parts to cost. None of it is measured here. Each constant has its
+//! What the model takes the machine's parts to cost. None of it is measured here (but [`super::here`] does, for a comparison with this machine). Each constant has its
 //! source, or is called an assumption, and was written down before the first run of the model, but for the lines
 //! on their way to a core at once (`fills`): they came after runs that they favour.
 //!

@@ -121,6 +121,13 @@ struct Thread {
     missed: Option<Missed>,
 }
 
+impl Thread {
+    /// For others.
+    fn waits(&self) -> bool {
+        self.behind_since.is_some() || self.locked_out_since.is_some()
+    }
+}
+
 struct Run<'a> {
     trace: &'a Trace,
     machine: &'a Machine,
@@ -281,6 +288,10 @@ impl<'a> Run<'a> {
 
     /// What a thread does from now on until it has to wait for time to pass, or for others.
     fn turn(&mut self, thread: usize, now: Time) {
+        let taken = self.taken_from(thread);
+        if taken > 0 {
+            return self.at(now + taken, thread);
+        }
         if self.threads[thread].behind_since.is_some() {
             return self.next_operation(thread, now);
         }

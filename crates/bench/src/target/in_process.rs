@@ -403,6 +403,7 @@ impl Side for InProcess {
             sync_commits,
             checkpoints: store.checkpoints.count,
             logged_bytes: self.logged_bytes(),
+            waited_ns: store.paced.ns + store.stalled.ns,
         })
     }
 }

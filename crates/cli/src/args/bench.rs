@@ -695,7 +695,7 @@ pub struct Scale {
     #[arg(long, value_name = "COUNT", default_value_t = 5)]
     pub runs: usize,
     /// Files that each thread has, or makes, when one and two threads are measured
-    #[arg(long, value_name = "COUNT", default_value_t = 40_000)]
+    #[arg(long, value_name = "COUNT", default_value_t = 100_000)]
     pub pool: u64,
     /// Memory that Sheaf may take, instead of a quarter and at most 1 GiB
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]

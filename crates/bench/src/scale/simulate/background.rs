@@ -1,8 +1,8 @@
 //! Threads in the background: they do the jobs that operations make, in time that they take from cores.
 //!
 //! 1. A thread in the background takes its time from the core it is on: from one that no operations
-//!    run on, where there is one, else from all in turn. The operation that runs there is later by
-//!    that time; that it may hold a lock meanwhile is not modelled.
+//!    run on, where there is one, else from all in turn, [`SLICE`] by slice. The operation that runs there stops where it is, with
+//!    the locks that it holds, and goes on after that time. One that waits loses nothing.
 //! 2. Each job is made once for each of its cycles of operations. Operations wait when two of them are not done.
 
 use super::super::costs::Time;
@@ -50,16 +50,27 @@ impl Run<'_> {
         at.slice += time;
         let core = at.core;
         if at.slice > SLICE {
-            at.slice = 0;
+            let slice = std::mem::take(&mut at.slice);
             self.next_core += 1;
             at.core = match workers < self.machine.cpus {
                 true => workers + self.next_core % (self.machine.cpus - workers),
                 false => self.next_core % self.machine.cpus,
             };
+            if core < workers && !self.threads[core].waits() {
+                self.stolen[core] += slice;
+            }
         }
-        if core < workers {
-            self.stolen[core] += time;
+    }
+
+    /// What the background took of an operation's core (invariant 1).
+    pub(super) fn taken_from(&mut self, thread: usize) -> Time {
+        let at = &self.threads[thread];
+        if at.job.is_some() {
+            return 0;
         }
+        let stolen = std::mem::take(&mut self.stolen[at.core]);
+        self.spent.background += if self.counting() { stolen } else { 0 };
+        stolen
     }
 
     /// Begins an operation, or waits for the background (invariants 1 and 2).
@@ -76,11 +87,7 @@ impl Run<'_> {
         {
             self.spent.behind += now - since.max(self.from.unwrap_or(0));
         }
-        let stolen = std::mem::take(&mut self.stolen[self.threads[thread].core]);
-        if self.counting() {
-            self.spent.background += stolen;
-        }
-        self.at(now + stolen, thread);
+        self.at(now, thread);
     }
 
     pub(super) fn begin_job(&mut self, job: usize, now: Time) {

@@ -344,6 +344,41 @@ fn the_background_takes_cores_and_holds_operations_up() {
     close(rate(&many, &machine(8)), 4e6);
 }
 
+/// An operation was later by that time only once it was done, so that nobody waited for a lock that it held.
+#[test]
+fn who_holds_a_lock_when_the_background_takes_its_core_keeps_others_waiting() {
+    let operation = [
+        Step::Lock {
+            lock: 0,
+            line: PRIVATE,
+            exclusive: true,
+            tried: false,
+        },
+        Step::Compute(ns(1_000)),
+        Step::Unlock {
+            lock: 0,
+            line: PRIVATE,
+        },
+    ];
+    let without = trace(2, &operation, 0, 1);
+    let stage = Stage {
+        serial: vec![Step::Compute(ns(1_000)); 400],
+        ..Stage::default()
+    };
+    let job = Job {
+        cycle: 1000,
+        stages: vec![stage],
+    };
+    let with = Trace {
+        jobs: vec![job],
+        ..without.clone()
+    };
+    let machine = machine(2);
+    let (alone, beside) = (rate(&without, &machine), rate(&with, &machine));
+    // Half of 400 us of a cycle of 1.2 ms: on the other core somebody waits.
+    close(alone / beside, 1.17);
+}
+
 #[test]
 fn devices_bound_what_makes_bytes_for_them() {
     let mut writing = trace(16, &[Step::Compute(ns(1000))], 0, 0);
