@@ -308,7 +308,7 @@ pub fn parallel<T: Send>(workers: usize, worker: impl Fn(usize) -> T + Sync) -> 
 /// With one worker the caller's own thread does the work. They may wait for each other: none begins before all threads are there.
 ///
 /// # Errors
-/// A thread cannot be started; then no worker has run.
+/// A thread cannot be started; then no worker has run, but under the scheduler, where none waits for the others to be there.
 ///
 /// # Panics
 /// As a worker does.

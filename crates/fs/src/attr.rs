@@ -6,7 +6,7 @@ use crate::api::{Attr, Caller, Ino, SetAttr, SetTime};
 use crate::content::inode::Counts;
 use crate::content::{AttrChange, Delta, FsNode, Inode};
 use crate::data::Volatile;
-use crate::filesystem::FileSystem;
+use crate::filesystem::{FileSystem, is_hidden};
 use crate::xattr::CAPABILITY;
 use base::clock::Timestamp;
 use engine::{Need, Op, Slot};
@@ -60,24 +60,30 @@ impl FileSystem {
         attr
     }
 
-    /// The same of a file that is in memory and not in use, as most are that somebody looks at, if it has this generation. `None`: nothing is known.
+    /// The same of an inode of this generation that is in memory, if it says it all, as most do that somebody looks at: of a file that is not in use, of a
+    /// directory of which nothing is pending, and of others. `None`: nothing is known.
     #[inline]
     pub(crate) fn glance_attr(&self, ino: Ino, generation: Option<u64>) -> Option<Attr> {
-        if self.files.may_be_volatile(ino) {
+        if self.files.may_be_volatile(ino) || is_hidden(ino) {
             return None;
         }
         self.store.glance(ino, |node| {
             let inode = node.inode().ok()?;
-            if !inode.is_file() || generation.is_some_and(|own| own != inode.generation) {
+            if generation.is_some_and(|own| own != inode.generation) {
                 return None;
             }
-            inode.show(inode.ctime);
-            // After that: see [`show`](Self::show).
-            (!self.files.may_be_volatile(ino)).then(|| {
-                let mut attr = attr_with(ino, inode, None);
+            if inode.is_dir() {
+                return Some(attr_with(ino, inode, Some(inode.own_counts_shown()?)));
+            }
+            let mark = || inode.show(inode.ctime);
+            if self.files.may_be_volatile_after(ino, mark) {
+                return None;
+            }
+            let mut attr = attr_with(ino, inode, None);
+            if inode.is_file() {
                 add_volatile(&mut attr, None);
-                attr
-            })
+            }
+            Some(attr)
         })
     }
 
@@ -340,5 +346,100 @@ pub(crate) fn attr_change(
         mtime: set.mtime.map(at),
         ctime: Some(now),
         ..AttrChange::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::ROOT;
+    use crate::rename::tests::file_system;
+    use std::sync::Arc;
+
+    /// What a glance shows of an inode, which is what a look with its lock shows, if it shows anything.
+    fn glanced(fs: &FileSystem, ino: Ino) -> Option<Attr> {
+        let glanced = fs.glance_attr(ino, None)?;
+        let node = fs.inode(ino).unwrap();
+        assert_eq!(fs.show(ino, node.inode().unwrap()), glanced);
+        assert_eq!(fs.glance_attr(ino, Some(glanced.generation)), Some(glanced));
+        assert_eq!(fs.glance_attr(ino, Some(glanced.generation + 1)), None);
+        Some(glanced)
+    }
+
+    /// Makes a file with these bytes at an offset, closed and written back.
+    fn written(fs: &Arc<FileSystem>, name: &[u8], offset: u64, bytes: &[u8]) -> Ino {
+        let who = Caller::root();
+        let (attr, file) = fs.create(&who, ROOT, name, 0o644, libc::O_RDWR).unwrap();
+        fs.write(&file, offset, bytes).unwrap();
+        fs.fsync(&file, false).unwrap();
+        drop(file);
+        fs.sync().unwrap();
+        attr.ino
+    }
+
+    #[test]
+    fn a_glance_shows_what_has_nothing_beyond_its_inode_and_nothing_else() {
+        let (fs, who) = (file_system(), Caller::root());
+        let page = [7; 4096];
+        let files = [
+            written(&fs, b"inline", 0, b"few"),
+            written(&fs, b"blocks", 0, &page.repeat(3)),
+            written(&fs, b"sparse", 1 << 30, &page),
+        ];
+        for ino in files {
+            assert!(glanced(&fs, ino).is_some_and(|attr| attr.blocks > 0));
+        }
+        let link = fs.symlink(&who, ROOT, b"link", b"blocks").unwrap().ino;
+        let fifo = fs.mknod(&who, ROOT, b"fifo", libc::S_IFIFO, 0).unwrap().ino;
+        let dir = fs.mkdir(&who, ROOT, b"dir", 0o755).unwrap().ino;
+        for ino in [link, fifo, dir, ROOT] {
+            assert!(glanced(&fs, ino).is_some(), "{ino:?}");
+        }
+        // A path goes on where a link leads to.
+        assert_eq!(fs.resolve(b"link").unwrap().ino, files[1]);
+        assert_eq!(fs.lookup(ROOT, b"link").unwrap().ino, link);
+
+        let file = fs.open_file(files[0], libc::O_RDWR).unwrap();
+        assert_eq!(fs.glance_attr(files[0], None), None, "it is in use");
+        fs.write(&file, 10, b"more").unwrap();
+        drop(file);
+        assert_eq!(
+            fs.glance_attr(files[0], None),
+            None,
+            "not all is written back"
+        );
+        assert_eq!(fs.getattr(files[0]).unwrap().size, 14);
+        for hidden in [0, format::inode::FIRST_ORPHANS] {
+            assert_eq!(fs.glance_attr(Ino { 0: hidden }, None), None);
+        }
+    }
+
+    /// Whoever was shown a file by a glance sees by its time that it has changed since, however soon.
+    #[test]
+    fn what_changes_after_a_glance_has_a_newer_time() {
+        let (fs, who) = (file_system(), Caller::root());
+        let ino = written(&fs, b"file", 0, b"few");
+        let mut last = glanced(&fs, ino).unwrap();
+        for round in 0..20 {
+            match round % 2 {
+                0 => {
+                    let mode = SetAttr {
+                        mode: Some(0o600 + round % 4),
+                        ..SetAttr::default()
+                    };
+                    fs.setattr(&who, ino, &mode).unwrap();
+                }
+                _ => {
+                    let file = fs.open_file(ino, libc::O_RDWR).unwrap();
+                    fs.write(&file, 0, b"new").unwrap();
+                    fs.fsync(&file, false).unwrap();
+                    drop(file);
+                    fs.sync().unwrap();
+                }
+            }
+            let now = glanced(&fs, ino).unwrap();
+            assert!(now.ctime > last.ctime, "{round}: {last:?}, {now:?}");
+            last = now;
+        }
     }
 }

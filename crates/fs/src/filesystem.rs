@@ -378,8 +378,7 @@ impl FileSystem {
     /// The node of an inode that a caller names.
     #[inline]
     pub(crate) fn node(&self, ino: Ino) -> Result<Node<FsNode>, Error> {
-        // Orphan directories are nobody's business.
-        if (FIRST_ORPHANS..FIRST_ORPHANS + ORPHAN_DIRECTORIES).contains(&ino.0) || ino.0 == 0 {
+        if is_hidden(ino) {
             return Err(Error::Stale(ino));
         }
         let node = self.store.get(ino)?;
@@ -408,6 +407,11 @@ impl FileSystem {
             _ => Err(Error::Stale(ino)),
         }
     }
+}
+
+/// Orphan directories are nobody's business.
+pub(crate) fn is_hidden(ino: Ino) -> bool {
+    (FIRST_ORPHANS..FIRST_ORPHANS + ORPHAN_DIRECTORIES).contains(&ino.0) || ino.0 == 0
 }
 
 impl Drop for FileSystem {

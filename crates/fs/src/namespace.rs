@@ -587,8 +587,14 @@ impl FileSystem {
                 Err(engine::Error::Gone(_)) => continue,
                 Err(error) => return Err(error.into()),
             };
-            // Whether it has much to free is seen when it is locked: most have not.
-            orphanage |= self.files.is_active(found.nid, found.generation);
+            // What most are, small files that nobody uses, needs no look before it is locked. Then it is seen as well whether there is much to free.
+            if self.files.is_active(found.nid, found.generation) {
+                match victim_node.read() {
+                    Ok(node) => orphanage |= directory || node.inode()?.nlink <= 1,
+                    Err(engine::Error::Gone(_)) => continue,
+                    Err(error) => return Err(error.into()),
+                }
+            }
             let mut orphans = None;
             if orphanage {
                 op = None;

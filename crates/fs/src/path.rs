@@ -96,6 +96,7 @@ impl FileSystem {
             if names.0.is_empty()
                 && let Some(ino) = here.at.number()
                 && let Some(attr) = self.glance_attr(ino, here.generation)
+                && (begins || !attr.is_symlink())
             {
                 return Ok(End::Found(attr));
             }

@@ -2,11 +2,10 @@
 
 use super::check;
 use crate::meta::MetaLock;
-use crate::present::Present;
+use crate::present::{Present, shown_before};
 use crate::times::{Shown, Stamp, Times};
 use base::atomic::{
     AtomicBool, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
-    Ordering::SeqCst, fence,
 };
 use base::clock::{Clock, Timestamp};
 use format::Nid;
@@ -194,7 +193,7 @@ fn an_inode_counts_as_shown_with_the_newest_stamp() {
 /// inode's shared lock. That a second one, who finds it marked, sees the same follows from the order in which all sequentially consistent accesses are,
 /// of which the checker does not know.
 ///
-/// Found when broken: who looks for a state before it marks the inode as shown; who makes one and leaves the fence out, or counts it after that.
+/// Found when broken: `may_have_after` that looks before it marks; `shown_before` without its fence, or before the state is counted; `may_have` relaxed.
 #[test]
 fn who_makes_a_files_state_knows_what_was_shown_to_those_who_saw_none() {
     check(3, || {
@@ -205,15 +204,13 @@ fn who_makes_a_files_state_knows_what_was_shown_to_those_who_saw_none() {
             let inode = Arc::clone(&inode);
             spawn(move || {
                 let (shown, present) = &*inode;
-                shown.show(stamp);
-                present.may_have(NID)
+                present.may_have_after(NID, || shown.show(stamp))
             })
         };
         let known = {
             let (shown, present) = &*inode;
             present.count(NID);
-            fence(SeqCst);
-            shown.get()
+            shown_before(|| shown.get())
         };
         let saw = looker.join().expect(NO_PANIC);
         assert!(saw || known == stamp, "shown, and the state does not know");

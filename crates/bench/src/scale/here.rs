@@ -1,7 +1,7 @@
 //! What this machine's cores take for what published costs ([`super::costs`]) say of others: a comparison with what is measured
 //! here is one with this machine.
 //!
-//! 1. Each is measured between two threads on CPUs of their own; where there is one CPU, nothing is.
+//! 1. Each is measured by threads on CPUs of their own, which begin when all of them are there; where there is one CPU, nothing is.
 //! 2. What else the machine does makes any of them longer and none shorter: the shortest batch counts for lines, and what a quarter of all
 //!    wake-ups did not exceed for these.
 
@@ -33,8 +33,9 @@ impl Costs {
         let &[first, second, ..] = cpus else {
             return Ok(self);
         };
-        let (line, spin) = (line(first, second)?, spin(first)?);
-        let (wake, wake_call) = wake_up(first, second)?;
+        let cpus = [first, second];
+        let (line, spin) = (line(cpus)?, spin(cpus)?);
+        let (wake, wake_call) = wake_up(cpus)?;
         Ok(Costs {
             line,
             far_line: line,
@@ -51,8 +52,31 @@ fn picoseconds(ns: f64) -> Time {
     (ns * 1000.0).round() as Time
 }
 
+/// Runs `body` on each of two CPUs at once, if there is a thread on both: who waits for the other one does not wait in vain.
+fn on_both<T: Send>(cpus: [usize; 2], body: impl Fn(usize) -> T + Sync) -> Result<[T; 2], Error> {
+    /// Added to the count of those who have come by one who could not be pinned.
+    const FAILED: u64 = 1 << 32;
+    let come = AtomicU64::new(0);
+    let results = base::thread::try_parallel(2, |thread| {
+        let pinned = pin(&cpus[thread..=thread]);
+        let failed = FAILED * u64::from(pinned.is_err());
+        come.fetch_add(1 + failed, Ordering::AcqRel);
+        let mut spins = 0;
+        while come.load(Ordering::Acquire) % FAILED < 2 {
+            base::thread::spin(&mut spins);
+        }
+        pinned?;
+        Ok((come.load(Ordering::Acquire) < FAILED).then(|| body(thread)))
+    });
+    let results: Result<Vec<Option<T>>, Error> =
+        results.map_err(Error::threads)?.into_iter().collect();
+    let mut both = results?.into_iter().flatten();
+    let mut next = || both.next().expect("both are pinned");
+    Ok([next(), next()])
+}
+
 /// Two threads change the same lines in turns: what a change takes more where the other one made the last, than where the thread itself did.
-fn line(first: usize, second: usize) -> Result<Time, Error> {
+fn line(cpus: [usize; 2]) -> Result<Time, Error> {
     let lines: Vec<Alone> = (0..LINES).map(|_| Alone(AtomicU64::new(0))).collect();
     let turn = Alone(AtomicU64::new(0));
     let clock = Clock::real();
@@ -64,8 +88,7 @@ fn line(first: usize, second: usize) -> Result<Time, Error> {
         }
         clock.monotonic_ns() - begin
     };
-    let results = base::thread::parallel(2, |thread| {
-        pin(&[[first, second][thread]])?;
+    let both = on_both(cpus, |thread| {
         let (mut others, mut own) = (u64::MAX, u64::MAX);
         for round in 0..=TURNS {
             while turn.0.load(Ordering::Acquire) % 2 != thread as u64 {
@@ -78,40 +101,27 @@ fn line(first: usize, second: usize) -> Result<Time, Error> {
             }
             turn.0.fetch_add(1, Ordering::AcqRel);
         }
-        Ok::<u64, Error>(others.saturating_sub(own))
-    });
-    let mut shortest = u64::MAX;
-    for result in results {
-        shortest = shortest.min(result?);
-    }
+        others.saturating_sub(own)
+    })?;
+    let shortest = both[0].min(both[1]);
     Ok(picoseconds(shortest as f64 / LINES as f64))
 }
 
 /// How long who waits for a lock of `parking_lot`'s pauses and yields before it sleeps: so often as its `SpinWait` does.
-fn spin(cpu: usize) -> Result<Time, Error> {
+fn spin(cpus: [usize; 2]) -> Result<Time, Error> {
     let clock = Clock::real();
-    let waits = base::thread::parallel(2, |thread| {
-        if thread > 0 {
-            return Ok(Vec::new());
-        }
-        pin(&[cpu])?;
-        let wait = |_| {
-            let begin = clock.monotonic_ns();
-            for round in 1..=10 {
-                match round {
-                    ..=3 => (0..1 << round).for_each(|_| std::hint::spin_loop()),
-                    _ => rustix::thread::sched_yield(),
-                }
+    let wait = |_| {
+        let begin = clock.monotonic_ns();
+        for round in 1..=10 {
+            match round {
+                ..=3 => (0..1 << round).for_each(|_| std::hint::spin_loop()),
+                _ => rustix::thread::sched_yield(),
             }
-            clock.monotonic_ns() - begin
-        };
-        Ok::<Vec<u64>, Error>((0..WAKE_UPS).map(wait).collect())
-    });
-    let mut all = Vec::new();
-    for wait in waits {
-        all.extend(wait?);
-    }
-    Ok(quarter(all.into_iter()))
+        }
+        clock.monotonic_ns() - begin
+    };
+    let both = on_both(cpus, |_| (0..WAKE_UPS).map(wait).collect::<Vec<u64>>())?;
+    Ok(quarter(both.into_iter().flatten()))
 }
 
 #[derive(Default)]
@@ -121,52 +131,40 @@ struct Sleeper {
 }
 
 /// From the call that wakes a thread until it runs, and until the call is over.
-fn wake_up(first: usize, second: usize) -> Result<(Time, Time), Error> {
+fn wake_up(cpus: [usize; 2]) -> Result<(Time, Time), Error> {
     let (state, changed) = (Mutex::new(rank::LEAF, Sleeper::default()), Condvar::new());
     let clock = Clock::real();
-    let sleep = || -> Result<Vec<u64>, Error> {
-        pin(&[second])?;
-        let mut ran = Vec::with_capacity(WAKE_UPS);
-        for _ in 0..WAKE_UPS {
-            let mut state = state.lock();
-            state.waits = true;
-            while !std::mem::take(&mut state.woken) {
-                changed.wait(&mut state);
-            }
-            ran.push(clock.monotonic_ns());
+    let sleep = || {
+        let mut state = state.lock();
+        state.waits = true;
+        while !std::mem::take(&mut state.woken) {
+            changed.wait(&mut state);
         }
-        Ok(ran)
+        clock.monotonic_ns()
     };
-    let wake = || -> Result<Vec<(u64, u64)>, Error> {
-        pin(&[first])?;
-        let mut calls = Vec::with_capacity(WAKE_UPS);
-        for _ in 0..WAKE_UPS {
-            while !std::mem::take(&mut state.lock().waits) {
-                std::hint::spin_loop();
-            }
-            let now = clock.monotonic_ns();
-            while clock.monotonic_ns() - now < ASLEEP_NS {
-                std::hint::spin_loop();
-            }
-            state.lock().woken = true;
-            let begin = clock.monotonic_ns();
-            changed.notify_all();
-            calls.push((begin, clock.monotonic_ns()));
+    let wake = || {
+        while !std::mem::take(&mut state.lock().waits) {
+            std::hint::spin_loop();
         }
-        Ok(calls)
+        let now = clock.monotonic_ns();
+        while clock.monotonic_ns() - now < ASLEEP_NS {
+            std::hint::spin_loop();
+        }
+        state.lock().woken = true;
+        let begin = clock.monotonic_ns();
+        changed.notify_all();
+        (begin, clock.monotonic_ns())
     };
-    let results = base::thread::parallel(2, |thread| match thread {
-        0 => wake().map(|calls| (calls, Vec::new())),
-        _ => sleep().map(|ran| (Vec::new(), ran)),
-    });
-    let (mut calls, mut ran) = (Vec::new(), Vec::new());
-    for result in results {
-        let (called, began) = result?;
-        calls.extend(called);
-        ran.extend(began);
-    }
+    // When each call began and was over, and when who slept ran.
+    let [calls, ran] = on_both(cpus, |thread| {
+        let each = |_| match thread {
+            0 => wake(),
+            _ => (sleep(), 0),
+        };
+        (0..WAKE_UPS).map(each).collect::<Vec<(u64, u64)>>()
+    })?;
     let latencies = calls.iter().zip(&ran);
-    let latencies = latencies.map(|((begin, _), ran)| ran.saturating_sub(*begin));
+    let latencies = latencies.map(|((begin, _), (ran, _))| ran.saturating_sub(*begin));
     let lasted = calls.iter().map(|(begin, end)| end - begin);
     Ok((quarter(latencies), quarter(lasted)))
 }
@@ -182,6 +180,17 @@ fn quarter(ns: impl Iterator<Item = u64>) -> Time {
 mod tests {
     use super::*;
     use crate::runner::allowed_cpus;
+
+    /// Who was there alone waited for ever for the other one.
+    #[test]
+    fn nothing_is_measured_where_one_cpu_is_not_there() {
+        // The last one that a set can have; no machine of ours has it.
+        let (cpu, none) = (allowed_cpus().unwrap()[0], 1023);
+        for cpus in [[cpu, none], [none, cpu]] {
+            let outcome = on_both(cpus, |thread| -> () { unreachable!("{thread} runs alone") });
+            assert!(matches!(outcome, Err(Error::Call(_))), "{outcome:?}");
+        }
+    }
 
     #[test]
     fn two_cpus_have_costs_of_their_own_and_one_has_those_published() {

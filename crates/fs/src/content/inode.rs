@@ -296,6 +296,13 @@ impl Inode {
         self.counts_with(gained.and_then(|pending| pending.sum_shown(&self.shown)))
     }
 
+    /// The same where nothing is pending, which takes no lock.
+    pub fn own_counts_shown(&self) -> Option<Counts> {
+        // First, as above.
+        self.shown.show(self.ctime.into());
+        (!self.is_pending()).then(|| self.counts_with(None))
+    }
+
     /// Names in a directory, under its shared or exclusive lock.
     pub fn names(&self) -> u64 {
         self.counts().names

@@ -22,6 +22,7 @@ use super::Files;
 use super::advice::Advice;
 use super::gate::Stores;
 use super::meta::{Meta, MetaLock, NewTimes};
+use super::present;
 use super::runs::{ReadRun, ReadRuns, WriteRuns};
 use super::stream::Seated;
 use super::table::{StateUse, Usage};
@@ -29,7 +30,7 @@ use super::write::is_inside;
 use crate::content::{AttrChange, FsNode};
 use crate::times::Stamp;
 use crate::{Error, Ino};
-use base::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use base::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use base::clock::Timestamp;
 use base::counted::Counted;
 use base::sync::{Arc, Mutex, ReadGuard, RwLock, WriteGuard, rank};
@@ -444,9 +445,8 @@ impl Files {
         let fill = |meta: &mut Meta| {
             (meta.size, meta.logged_size) = (inode.size, inode.size);
             meta.cutting = inode.seldom.pending_truncate.is_some();
-            // Whoever looks from now on finds that there is a state, and looked at the inode before that (`present`, invariant 2).
-            fence(Ordering::SeqCst);
-            meta.looked = inode.shown();
+            // Whoever looks from now on finds that there is a state, and looked at the inode before that.
+            meta.looked = present::shown_before(|| inode.shown());
             // Whatever made the inode what it is belongs to this epoch or to an earlier one.
             meta.changed = self.store.epoch();
         };
@@ -482,6 +482,12 @@ impl Files {
     #[inline]
     pub(crate) fn may_be_volatile(&self, ino: Ino) -> bool {
         self.table.may_have(ino)
+    }
+
+    /// The same once `mark` has noted that the inode is shown, under its lock.
+    #[inline]
+    pub(crate) fn may_be_volatile_after(&self, ino: Ino, mark: impl FnOnce()) -> bool {
+        self.table.may_have_after(ino, mark)
     }
 
     /// What `stat` shows in place of the inode's own; `None`: the inode says it all.

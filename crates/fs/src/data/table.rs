@@ -157,7 +157,7 @@ impl FileTable {
         &self.part(ino).shard
     }
 
-    /// A state of a nid that had none is in the table; its shard is locked.
+    /// A nid that had no state is about to have one in the table; its shard is locked.
     fn count(&self, ino: Ino) {
         self.part(ino).present.count(ino.0);
         self.states.add(lane(), 1);
@@ -176,6 +176,12 @@ impl FileTable {
     #[inline]
     pub(super) fn may_have(&self, ino: Ino) -> bool {
         self.part(ino).present.may_have(ino.0)
+    }
+
+    /// The same for who shows the inode, which `mark` notes, under its lock.
+    #[inline]
+    pub(super) fn may_have_after(&self, ino: Ino, mark: impl FnOnce()) -> bool {
+        self.part(ino).present.may_have_after(ino.0, mark)
     }
 
     /// The state of a file if it has one.
@@ -418,6 +424,25 @@ impl FileTable {
             .entries
             .get(&ino)
             .is_some_and(|e| e.opens > 0)
+    }
+}
+
+impl Drop for FileTable {
+    /// Builds with debug assertions look whether what is seen without locks was what the table had.
+    fn drop(&mut self) {
+        if !cfg!(debug_assertions) || base::thread::panicking() {
+            return;
+        }
+        for (i, part) in self.parts.iter().enumerate() {
+            let shard = part.shard.lock();
+            let with_state = (shard.entries.iter()).filter(|(_, entry)| entry.state.is_some());
+            let agrees = part.present.agrees(with_state.map(|(ino, _)| ino.0));
+            assert!(
+                agrees,
+                "states of part {i} are counted as {:?}",
+                part.present
+            );
+        }
     }
 }
 

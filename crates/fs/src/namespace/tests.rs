@@ -112,3 +112,29 @@ fn who_is_told_where_a_leaf_is_finds_what_has_become_of_it() {
         }
     }
 }
+
+/// That of a file in use took the orphan directory for itself, beside all others who take a last name.
+#[test]
+fn one_of_several_names_goes_without_the_orphan_directory() {
+    let (fs, who) = (file_system(), Caller::root());
+    let (attr, file) = fs.create(&who, ROOT, b"a", 0o644, libc::O_RDWR).unwrap();
+    fs.link(&who, attr.ino, ROOT, b"b").unwrap();
+    let orphans = fs.orphan_node(attr.ino).unwrap();
+    let held = orphans.read().unwrap();
+    let (done, told) = std::sync::mpsc::channel();
+    let other = {
+        let fs = Arc::clone(&fs);
+        let unlinked = move || done.send(fs.unlink(&who, ROOT, b"b")).unwrap();
+        base::thread::spawn("unlinks", unlinked).unwrap()
+    };
+    let outcome = told.recv_timeout(std::time::Duration::from_secs(20));
+    drop(held);
+    other.join().unwrap();
+    outcome.expect("it waits for nobody").unwrap();
+    assert_eq!(fs.getattr(attr.ino).unwrap().nlink, 1);
+    // The last one does need it.
+    fs.unlink(&Caller::root(), ROOT, b"a").unwrap();
+    assert_eq!(fs.getattr(attr.ino).unwrap().nlink, 0);
+    drop(file);
+    assert!(matches!(fs.getattr(attr.ino), Err(Error::Stale(_))));
+}
