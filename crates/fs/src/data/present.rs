@@ -19,8 +19,6 @@ const PLACES: usize = 32;
 #[repr(align(128))]
 pub(super) struct Present([AtomicU32; PLACES]);
 
-const _: () = assert!(size_of::<Present>() == 128);
-
 impl Present {
     /// Whether a nid of this shard may have a state (invariant 2).
     #[inline]
