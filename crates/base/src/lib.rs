@@ -20,6 +20,7 @@ mod latch;
 pub mod limited;
 pub mod map;
 pub mod mapping;
+pub mod moves;
 pub mod prefetch;
 pub mod racy;
 pub mod readers;

@@ -1,10 +1,13 @@
 //! Bytes that some threads copy while another one may change them.
 //!
 //! What is read so may be part old and part new; a version around it tells ([`crate::atomic`], a sequence lock). Each byte is
-//! read and written as by an atomic access of relaxed order, so a race is no undefined behaviour. On x86-64 all of them
-//! are moved by one instruction, of which the compiler knows no more than that memory is read and written; others come
-//! after it, or before it, in the order of the program (Intel SDM 3A, 9.2.4; Boehm, *Can Seqlocks Get Along with Programming
-//! Language Memory Models?*, MSPC 2012, for the fences that the callers need).
+//! read and written as by atomic accesses of relaxed order, so a race is no undefined behaviour. On x86-64 they
+//! are moved by instructions of which the compiler knows no more than that memory is read and written; others come
+//! after those, or before them, in the order of the program (Intel SDM 3A, 9.2.4; Boehm, *Can Seqlocks Get Along with Programming
+//! Language Memory Models?*, MSPC 2012, for the fences that the callers need). Some bytes may be moved twice, with what they are then.
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+use crate::moves::moved;
 
 /// Reads `len` bytes that others may change meanwhile.
 ///
@@ -97,23 +100,6 @@ pub unsafe fn zero(to: *mut u8, len: usize) {
 pub unsafe fn touch(at: *mut u8) {
     // SAFETY: the caller's promise.
     unsafe { std::arch::asm!("lock or qword ptr [{}], 0", in(reg) at, options(nostack)) };
-}
-
-/// # Safety
-/// Both are valid for `len` bytes, and do not overlap.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-#[inline]
-unsafe fn moved(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: the caller's promise; the direction flag is clear, as everywhere.
-    unsafe {
-        std::arch::asm!(
-            "rep movsb",
-            inout("rcx") len => _,
-            inout("rdi") to => _,
-            inout("rsi") from => _,
-            options(nostack, preserves_flags)
-        );
-    }
 }
 
 /// The same by atomics: of eight bytes where the shared side is aligned to that, else of one.

@@ -36,6 +36,7 @@ use super::{Files, PAGE, pages_of};
 use crate::Error;
 use crate::content::Body;
 use base::canary::{Canary, planted};
+use base::moves;
 use base::thread::yield_now;
 use device::{AlignedBuf, Run};
 use engine::Extent;
@@ -497,7 +498,7 @@ impl Flying {
         for &(page, _) in &self.absent {
             let here = bytes.start.max(page * PAGE)..bytes.end.min((page + 1) * PAGE);
             let within = |from: u64| (here.start - from) as usize..(here.end - from) as usize;
-            out[within(self.offset)].copy_from_slice(&memory[within(self.base)]);
+            moves::copy(&memory[within(self.base)], &mut out[within(self.offset)]);
         }
     }
 

@@ -16,6 +16,7 @@ use base::atomic::Ordering;
 use base::canary::{Canary, planted};
 use base::clock::Timestamp;
 use base::counted::Counted;
+use base::moves;
 use base::tight;
 use device::{Io, Scattered};
 use engine::cache::{Absence, Load, WAYS};
@@ -361,7 +362,7 @@ impl Files {
             if stop > at {
                 if let Some(memory) = &apart {
                     let len = (stop - at) as usize;
-                    buf[from..][..len].copy_from_slice(&memory[within..within + len]);
+                    moves::copy(&memory[within..within + len], &mut buf[from..][..len]);
                 }
                 if how.keep {
                     let wanted = stop.div_ceil(PAGE);

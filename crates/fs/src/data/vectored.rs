@@ -12,6 +12,7 @@ use super::read::Reading;
 use super::write::is_whole;
 use super::{Files, PAGE, SIZE_MAX, pages_of};
 use crate::Error;
+use base::moves;
 use std::io::{IoSlice, IoSliceMut};
 
 /// Bytes of all parts together, at most: 2 GiB less a page, as in Linux.
@@ -234,7 +235,7 @@ fn scatter(all: &Bounce<'_>, len: usize, parts: &mut [IoSliceMut<'_>]) {
     let mut rest = &all[..len];
     for part in parts {
         let (here, behind) = rest.split_at(part.len().min(rest.len()));
-        part[..here.len()].copy_from_slice(here);
+        moves::copy(here, &mut part[..here.len()]);
         rest = behind;
     }
 }

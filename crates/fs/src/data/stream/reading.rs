@@ -28,6 +28,7 @@ use super::super::flight::{Began, Flying};
 use super::super::runs::ReadRun;
 use super::super::{Files, KEPT_SHARE, PAGE, pages_of};
 use base::atomic::{AtomicU64, AtomicUsize, Ordering};
+use base::moves;
 use base::sync::{Mutex, MutexGuard, rank};
 use base::thread::yield_now;
 use base::tight;
@@ -420,7 +421,7 @@ impl Files {
             let here = &mut out[(from - at) as usize..(stop - at) as usize];
             if brought {
                 let first = (from - piece.bytes.start) as usize;
-                here.copy_from_slice(&memory[first..first + here.len()]);
+                moves::copy(&memory[first..first + here.len()], here);
             } else {
                 self.copy_cached(file, from, here)?;
             }
