@@ -19,6 +19,7 @@ pub mod interrupt;
 pub mod ior;
 pub mod list;
 mod meter;
+mod page;
 pub mod pool;
 pub mod reap;
 pub mod recovery;

@@ -29,12 +29,12 @@ use serde_json::{Map, Value};
 
 use crate::contract::{Check, Comparison, Report, Row, Spread};
 use crate::meter::Meter;
+use crate::page::{PAGE, Page};
 use crate::runner::{self, Load as Timed, Measured, Operation, Stop, Window};
 use crate::target::{InProcess, KernelMount, Place, Posix, Remedies, Side, Storage, Target};
 use crate::{Error, interrupt};
 use loads::Load;
 
-const PAGE: usize = 4096;
 /// Of the file, in a call while it is filled.
 const PIECE: usize = 1 << 20;
 /// Operations between two looks at whether time is up.
@@ -349,16 +349,16 @@ fn measure_all<S: Side>(
         side.write(&file, offset, &piece)?;
     }
     side.sync()?;
-    let mut page = [0; PAGE];
+    let mut page = Page::of(0);
     for offset in (0..options.set).step_by(PAGE) {
-        side.read(&file, offset, &mut page)?;
+        side.read(&file, offset, &mut page.0)?;
     }
     let (clock, mut rng, pages) = (Clock::real(), Rng::new(0), options.set / PAGE as u64);
     let warm_ns = clock.monotonic_ns() + options.warm_up.as_nanos() as u64;
     while clock.monotonic_ns() < warm_ns {
         interrupt::check()?;
         for _ in 0..EACH {
-            side.read(&file, rng.below(pages) * PAGE as u64, &mut page)?;
+            side.read(&file, rng.below(pages) * PAGE as u64, &mut page.0)?;
         }
     }
     for series in series {
@@ -391,7 +391,7 @@ struct Cached<'a, S: Side> {
 impl<S: Side> Timed for Cached<'_, S> {
     fn prepare(&self, thread: usize, _: &Stop) -> Result<Operation<'_>, Error> {
         let mut rng = Rng::new(thread as u64 + 1);
-        let mut page = [thread as u8; PAGE];
+        let mut page = Page::of(thread as u8);
         let own = thread as u64 % self.pages;
         Ok(Box::new(move || {
             for _ in 0..EACH {
@@ -403,10 +403,10 @@ impl<S: Side> Timed for Cached<'_, S> {
                 let offset = number * PAGE as u64;
                 match self.access {
                     Access::ReadHot | Access::ReadSet => {
-                        self.side.read(self.file, offset, &mut page)?;
+                        self.side.read(self.file, offset, &mut page.0)?;
                     }
                     Access::OverwriteHot | Access::OverwriteSet => {
-                        self.side.write(self.file, offset, &page)?;
+                        self.side.write(self.file, offset, &page.0)?;
                     }
                 }
             }

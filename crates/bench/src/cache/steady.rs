@@ -16,9 +16,10 @@ use device::{Latency, Stall};
 use fs::{FsOptions, OpenFile};
 use serde_json::{Map, Value};
 
-use super::{Options, PAGE, PIECE};
+use super::{Options, PIECE};
 use crate::contract::{Check, Comparison, Row, Spread};
 use crate::meter::Meter;
+use crate::page::{PAGE, Page};
 use crate::runner::{self, Load, Measured, Operation, Stop, Window};
 use crate::target::{
     Arrangement, InProcess, Place, Remedies, Side, Slow, Storage, Transfer, keep_busy,
@@ -222,9 +223,9 @@ impl Load for Overwrites<'_> {
             };
             return Ok(keep_busy(Box::new(queue), IN_FLIGHT, false, next));
         }
-        let page = [thread as u8 + 1; PAGE];
+        let page = Page::of(thread as u8 + 1);
         Ok(Box::new(move || {
-            self.side.write(self.file, next(), &page)?;
+            self.side.write(self.file, next(), &page.0)?;
             Ok(1)
         }))
     }

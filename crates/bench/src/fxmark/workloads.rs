@@ -17,11 +17,10 @@ use std::fmt::Write;
 use base::rng::Rng;
 
 use crate::Error;
+use crate::page::{FILLED, PAGE, Page};
 use crate::runner::{Background, Load, Operation, Stop};
 use crate::target::Side;
 
-/// Bytes that data workloads move at once.
-const PAGE: usize = 4096;
 /// Each thread's part of a shared file.
 const REGION: u64 = 8 << 20;
 /// Branches at each of the levels of the tree that paths lead through.
@@ -226,7 +225,7 @@ impl<'a, S: Side> Run<'a, S> {
     fn fill(&self, file: &S::File, pages: u64, stop: &Stop) -> Result<(), Error> {
         for page in 0..pages {
             stop.check()?;
-            self.side.write(file, page * PAGE as u64, &[0x5a; PAGE])?;
+            self.side.write(file, page * PAGE as u64, &FILLED.0)?;
         }
         Ok(())
     }
@@ -351,7 +350,7 @@ impl<'a, S: Side> Run<'a, S> {
             if page == self.share {
                 return Ok(0);
             }
-            self.side.write(&file, page * PAGE as u64, &[0x5a; PAGE])?;
+            self.side.write(&file, page * PAGE as u64, &FILLED.0)?;
             page += 1;
             Ok(1)
         })
@@ -371,7 +370,7 @@ impl<'a, S: Side> Run<'a, S> {
 
     fn writing(&self, file: S::File, offset: u64, sync: bool) -> Operation<'_> {
         Box::new(move || {
-            self.side.write(&file, offset, &[0x5a; PAGE])?;
+            self.side.write(&file, offset, &FILLED.0)?;
             if sync {
                 self.side.fsync(&file)?;
             }
@@ -380,8 +379,8 @@ impl<'a, S: Side> Run<'a, S> {
     }
 
     fn reading(&self, file: S::File, offset: u64) -> Operation<'_> {
-        let mut page = [0; PAGE];
-        Box::new(move || self.side.read(&file, offset, &mut page).map(|()| 1))
+        let mut page = Page::of(0);
+        Box::new(move || self.side.read(&file, offset, &mut page.0).map(|()| 1))
     }
 
     fn shared_file(&self) -> Result<S::File, Error> {
@@ -394,7 +393,7 @@ impl<S: Side> Load for Run<'_, S> {
         let region = thread as u64 * REGION;
         Ok(match self.workload.name {
             "MWCL" => self.creating(self.own_dir(thread)?, thread, &[]),
-            "MWCM" => self.creating(self.root.clone(), thread, &[0x5a; PAGE]),
+            "MWCM" => self.creating(self.root.clone(), thread, &FILLED.0),
             "MWCM-empty" => self.creating(self.root.clone(), thread, &[]),
             "MWUL" => {
                 let dir = self.own_dir(thread)?;
