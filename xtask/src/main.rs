@@ -1,6 +1,7 @@
 //! Everything that is done to the source tree rather than by it: `cargo xtask test` checks
 //! and tests the whole project, `cargo xtask docs` writes generated documentation.
 
+mod dist;
 mod docs;
 mod exclusions;
 mod packages;
@@ -38,6 +39,8 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Build the program for who installs it, optimized by what a training takes: root, /dev/fuse, a quarter of an hour
+    Dist,
     /// Crash the file system in simulation, in as many ways as the time allows, and plant canaries
     Sim(simulate::SimArgs),
     /// Kill SQLite on a mount, and the daemon below it, and look for what was lost
@@ -91,6 +94,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = process::catch_interrupts().and_then(|()| match cli.command {
         Task::Test(args) => suites::run(&args),
+        Task::Dist => dist::run(),
         Task::Docs { check } => docs::run(check).map(|()| true),
         Task::Sim(args) => simulate::run(&args),
         Task::Sqlite(args) => sqlite::run(&args),
