@@ -158,6 +158,7 @@ fn merger(host: &str) -> Fallible<PathBuf> {
 /// configuration file of cargo has do not apply.
 fn build(log: &str, host: &str, target: &Path, flag: &str) -> Fallible<PathBuf> {
     let mut flags: Vec<String> = match std::env::var(ENCODED_FLAGS) {
+        Ok(flags) if flags.is_empty() => Vec::new(),
         Ok(flags) => flags.split(BETWEEN_FLAGS).map(str::to_owned).collect(),
         Err(_) => {
             let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
